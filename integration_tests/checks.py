@@ -1,0 +1,226 @@
+"""What else ranks are asked besides parity: cases from public bug reports and measurements of memory.
+
+Each check runs on all ranks of the worlds listed for it in `CHECKS` and returns numbers that rank 0's report carries;
+`test_checks.py` says what they have to be.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+from attrs import evolve
+from device_mesh import Communicator, connect
+from mindspore import Tensor, mint
+from parallel_trainer.models.unit import MicroBatch, Unit
+from parallel_trainer.optim.adamw import AdamW
+from parallel_trainer.optim.gradient_norm import clip_coefficient, global_norm
+from parallel_trainer.parallel.chunk import Chunk
+from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
+from parallel_trainer.parallel.weights import Constant, Normal, Weight
+from parallel_trainer.step import StepResult, training_step
+
+
+class Scalar(Unit):
+    """loss = at_one + slope·(w - 1), from `position_ids[0]` = (at_one, slope): any loss and any gradient."""
+
+    def __init__(self) -> None:
+        super().__init__([Weight("w", (1,), init=Constant(1.0))])
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        at_one, slope = (float(value) for value in batch.position_ids[0])
+        return at_one + slope * mint.sum(weights[0] - 1.0)
+
+
+def scalar_part(loss_sum: float, slope: float, valid_tokens: int) -> MicroBatch:
+    numbers = np.array([[loss_sum, slope]])
+    return MicroBatch(np.zeros((1, valid_tokens), np.int32), numbers)
+
+
+def hsdp(communicator: Communicator, dp_shard: int) -> dict[str, Communicator]:
+    """The groups of an HSDP mesh whose shard groups are neighbours."""
+    return {
+        "fsdp": communicator.split(communicator.rank // dp_shard),
+        "dp_replicate": communicator.split(communicator.rank % dp_shard),
+    }
+
+
+def scalar_step(
+    parts: list[MicroBatch],
+    communicator: Communicator,
+    groups: Mapping[str, Communicator],
+    *,
+    average: bool = False,
+) -> tuple[StepResult, float]:
+    """One step of the scalar model with lr 0; the result and the gradient of w."""
+    weights = ShardedWeights(
+        [Weight("w", (1,), init=Constant(1.0))],
+        communicators=groups,
+        dtype=np.dtype(np.float64),
+        seed=0,
+        average=average,
+    )
+    chunk = Chunk([Scalar()], weights, reshard_after_forward=True)
+    result = training_step(chunk, parts, loss_group=communicator, optimizer=AdamW(weights.values), lr=0.0, max_norm=0.0)
+    held = groups["fsdp"].all_gather(weights.gradients, sizes=weights["w"].sizes)
+    return result, float(held[0])
+
+
+def uneven_valid_tokens(communicator: Communicator) -> dict[str, float]:
+    """PUB-LOSS-01: four parts with 6, 3, 1 and 2 valid tokens, on 2 ranks x 2, 4 ranks x 1, 1 rank x 4."""
+    parts = [(12.0, 6.0, 6), (9.0, 9.0, 3), (5.0, 8.0, 1), (4.0, 1.0, 2)]
+    each = len(parts) // communicator.size
+    mine = parts[communicator.rank * each : (communicator.rank + 1) * each]
+    result, gradient = scalar_step(
+        [scalar_part(*part) for part in mine], communicator, hsdp(communicator, communicator.size)
+    )
+    return {"loss": result.loss, "gradient": gradient, "valid_tokens": result.valid_tokens}
+
+
+def sum_or_average(communicator: Communicator) -> dict[str, float]:
+    """PUB-LOSS-02: y = w·x, mean over x = 1..8; the gradient of w for every layout and reduction."""
+    found = {}
+    x = float(communicator.rank + 1)
+    for dp_shard in (1, 4, 8):
+        for average in (False, True):
+            _, gradient = scalar_step(
+                [scalar_part(x, x, 1)], communicator, hsdp(communicator, dp_shard), average=average
+            )
+            found[f"dp_shard {dp_shard}, {'mean' if average else 'sum'}"] = gradient
+    return found
+
+
+def gradient_norms(communicator: Communicator) -> dict[str, float]:
+    """PUB-NORM-01: sharded, replicated, expert and HSDP gradients."""
+    rank, alone = communicator.rank, connect("single")
+    sharded = np.array([[1, 2], [2, 4], [4, 4], [6, 0]][rank], np.float64)
+    replicated = np.array([2, 1, 1, 1], np.float64)
+    norm = global_norm([(sharded, communicator), (replicated, alone)])
+    experts = np.array([[[2, 4], [4, 0]], [[4, 4], [4, 4]]][rank % 2], np.float64)
+    pair = communicator.split(rank // 2)
+    replica = np.array([3.0, 4.0][rank % 2])
+    return {
+        "a": norm,
+        "a_coefficient": clip_coefficient(norm, 5.0),
+        "b": global_norm([(experts, pair)]),
+        "c": global_norm([(replica, pair)]),
+        "spread": float(communicator.all_reduce(np.array([norm]), "max")[0] - norm),
+    }
+
+
+def uneven_shards(communicator: Communicator) -> dict[str, Any]:
+    """PUB-FSDP-01: a (5, 3) weight over four ranks, gradient r + 1 on rank r."""
+    weights = ShardedWeights(
+        [Weight("odd", (5, 3), init=Constant(0.0))],
+        communicators=hsdp(communicator, communicator.size),
+        dtype=np.dtype(np.float64),
+        seed=0,
+    )
+    odd = weights["odd"]
+    everything = np.array([[10.0 * row + column for column in range(3)] for row in range(5)]).reshape(-1)
+    odd.values[...] = everything[odd.start : odd.start + odd.values.size]
+    odd.gather()
+    gathered = odd.tensor.asnumpy().tolist()
+    odd.release()
+    weights.add_gradient(odd, np.full((5, 3), communicator.rank + 1.0))
+    weights.finish_gradients()
+    return {
+        "gathered": gathered,
+        "elements_by_rank": [int(n) for n in communicator.all_gather(np.array([odd.values.size]))],
+        "gradient": communicator.all_gather(weights.gradients, sizes=odd.sizes).tolist(),
+        "norm": global_norm([(weights.gradients, communicator)]),
+        "freed_bytes": odd.tensor.untyped_storage().size(),
+    }
+
+
+class Square(Unit):
+    """x -> x + silu(x·w), w square."""
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        return x + mint.nn.functional.silu(mint.matmul(x, weights[0]))
+
+
+class Sum(Unit):
+    """x -> sum(x²)."""
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        return mint.sum(x * x)
+
+
+def _stack(communicator: Communicator, width: int, depth: int, frozen: tuple[int, ...] = ()) -> Chunk:
+    declared = [Weight(f"layer.{i}.w", (width, width), init=Normal(0.1)) for i in range(depth)]
+    declared = [evolve(weight, trainable=i not in frozen) for i, weight in enumerate(declared)]
+    weights = ShardedWeights(
+        declared, communicators=hsdp(communicator, communicator.size), dtype=np.dtype(np.float64), seed=1
+    )
+    return Chunk([*(Square([weight]) for weight in declared), Sum([])], weights, reshard_after_forward=True)
+
+
+def memory(communicator: Communicator) -> dict[str, float]:
+    """Bytes of weights in memory while six equal units run, and how the process grows over 20 passes."""
+    width, depth = 400, 6
+    chunk = _stack(communicator, width, depth)
+    x, peak, resident = Tensor(np.ones((2, width))), 0, []
+    gather = ShardedWeight.gather
+
+    def measured(sharded: ShardedWeight) -> None:
+        nonlocal peak
+        gather(sharded)
+        peak = max(peak, sum(other.tensor.untyped_storage().size() for other in chunk.weights))
+
+    ShardedWeight.gather = measured  # type: ignore[method-assign]
+    try:
+        for _ in range(25):
+            _, tape = chunk.forward(x, None)  # type: ignore[arg-type]
+            chunk.backward(tape, Tensor(np.array(1.0)))
+            gc.collect()
+            resident.append(psutil.Process().memory_info().rss)
+    finally:
+        ShardedWeight.gather = gather  # type: ignore[method-assign]
+    left = sum(sharded.tensor.untyped_storage().size() for sharded in chunk.weights)
+    unit = width * width * 8
+    return {
+        "shards_in_units": chunk.weights.values.nbytes / unit,
+        "peak_gathered_in_units": peak / unit,
+        "left_gathered": left,
+        "growth_in_units": (resident[-1] - resident[4]) / unit,
+    }
+
+
+def frozen_weights(communicator: Communicator) -> dict[str, Any]:
+    """Three layers, the middle one frozen: gradients of the others equal those of the unfrozen stack."""
+    x = Tensor(np.linspace(-1, 1, 14).reshape(2, 7))
+    gradients = []
+    for frozen in ((), (1,)):
+        chunk = _stack(communicator, 7, 3, frozen)
+        _, tape = chunk.forward(x, None)  # type: ignore[arg-type]
+        chunk.backward(tape, Tensor(np.array(1.0 / communicator.size)))
+        chunk.weights.finish_gradients()
+        gradients.append(
+            {
+                sharded.weight.name: communicator.all_gather(
+                    chunk.weights.gradients[sharded.slice], sizes=sharded.sizes
+                )
+                for sharded in chunk.weights.trainable
+            }
+        )
+    everything, partly = gradients
+    return {
+        "trainable": sorted(partly),
+        "difference": max(float(np.abs(everything[name] - partly[name]).max()) for name in partly),
+        "largest": max(float(np.abs(values).max()) for values in partly.values()),
+        "state_elements": int(communicator.all_reduce(np.array([chunk.weights.gradients.size]))[0]),
+    }
+
+
+CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
+    uneven_valid_tokens: (1, 2, 4),
+    sum_or_average: (8,),
+    gradient_norms: (4,),
+    uneven_shards: (4,),
+    memory: (4,),
+    frozen_weights: (2, 4),
+}

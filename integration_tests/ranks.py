@@ -1,0 +1,67 @@
+"""What the ranks of one world size do: every case of that world, one after the other, in one launch.
+
+    mpiexec -n WORLD python ranks.py CORPUS FOLDER
+
+Rank 0 writes FOLDER/world-N.json: by case name the largest relative differences from the run on one rank, and by
+check name what the checks of `checks.py` found. World 1 runs first and leaves the baselines in FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from cases import BASELINES, CASES, STEPS, Case
+from checks import CHECKS
+from device_mesh import Communicator, abort_on_error, connect
+from parallel_config import loads
+from parallel_trainer.cli.verify import largest_weight_difference
+from parallel_trainer.job import prepare
+from parallel_trainer.trace import Trace
+from parallel_trainer.trainer import Trainer
+
+
+def trace(case: Case, corpus: str, communicator: Communicator) -> tuple[Trace, list[int]]:
+    """Train a case; also the numbers of valid tokens by step."""
+    trainer = Trainer(prepare(loads(case.yaml(corpus)), communicator.size), communicator)
+    results = [trainer.train_step() for _ in range(STEPS)]
+    weights = dict(trainer.full_values())
+    losses, norms = ([getattr(result, name) for result in results] for name in ("loss", "grad_norm"))
+    return Trace(tuple(losses), tuple(norms), weights), [result.valid_tokens for result in results]
+
+
+def differences(alone: Trace, together: Trace) -> dict[str, float]:
+    """Largest relative differences over all steps and all weights."""
+    found = {}
+    for name in ("losses", "grad_norms"):
+        one, many = np.array(getattr(alone, name)), np.array(getattr(together, name))
+        found[name] = float(np.max(np.abs(many - one) / np.abs(one)))
+    found["weights"] = largest_weight_difference(alone.weights, together.weights)[2]
+    return found
+
+
+def main(corpus: str, folder: Path) -> None:
+    communicator = connect()
+    with abort_on_error(communicator):
+        first = communicator.rank == 0
+        if communicator.size == 1:
+            for baseline in BASELINES:
+                (folder / baseline.baseline).mkdir()
+                trace(baseline, corpus, communicator)[0].save(folder / baseline.baseline)
+        found: dict[str, dict[str, float]] = {}
+        for case in CASES:
+            if case.world == communicator.size:
+                together, valid = trace(case, corpus, communicator)
+                if first:
+                    alone = Trace.load(folder / case.baseline)
+                    found[case.name] = differences(alone, together) | {"fewest_valid": min(valid)}
+        checks = {check.__name__: check(communicator) for check in CHECKS if communicator.size in CHECKS[check]}
+        if first:
+            report = {"cases": found, "checks": checks}
+            (folder / f"world-{communicator.size}.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,53 @@
+"""What the checks that ran in the ranks must have found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(1200)
+Reports = dict[int, dict[str, Any]]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_loss_is_the_mean_over_valid_tokens_of_the_global_batch(reports: Reports, world: int) -> None:
+    found = reports[world]["checks"]["uneven_valid_tokens"]
+    assert found == pytest.approx({"loss": 2.5, "gradient": 2.0, "valid_tokens": 12})
+
+
+def test_gradient_does_not_depend_on_layout_or_reduction(reports: Reports) -> None:
+    found = reports[8]["checks"]["sum_or_average"]
+    assert len(found) == 6
+    assert found == pytest.approx(dict.fromkeys(found, 4.5))
+
+
+def test_norm_counts_each_element_once(reports: Reports) -> None:
+    expected = {"a": 10.0, "a_coefficient": 0.5, "b": 10.0, "c": 5.0, "spread": 0.0}
+    assert reports[4]["checks"]["gradient_norms"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_weight_that_four_ranks_do_not_divide(reports: Reports) -> None:
+    found = reports[4]["checks"]["uneven_shards"]
+    assert found["gathered"] == [[10.0 * row + column for column in range(3)] for row in range(5)]
+    assert found["elements_by_rank"] == [4, 4, 4, 3]
+    assert found["gradient"] == [10.0] * 15
+    assert found["norm"] == pytest.approx(38.7298335)
+    assert found["freed_bytes"] == 0
+
+
+def test_rank_holds_its_shards_and_one_unit(reports: Reports) -> None:
+    found = reports[4]["checks"]["memory"]
+    assert found["shards_in_units"] == 6 / 4
+    assert found["peak_gathered_in_units"] == 1
+    assert found["left_gathered"] == 0
+    # 20 passes gather each of 6 units 40 times; memory that is not given back shows as 240 units.
+    assert found["growth_in_units"] < 12
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_frozen_weight_has_no_gradient_and_changes_no_other(reports: Reports, world: int) -> None:
+    found = reports[world]["checks"]["frozen_weights"]
+    assert found["trainable"] == ["layer.0.w", "layer.2.w"]
+    assert found["difference"] <= 1e-15 * found["largest"]
+    assert found["state_elements"] == 2 * 7 * 7

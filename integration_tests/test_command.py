@@ -1,0 +1,218 @@
+"""`parallel-train` as a user meets it: run, verify, joining ranks, Ctrl-C, dying ranks, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from cases import Case
+
+BIN = Path(sys.executable).parent
+COMMAND = [str(BIN / "parallel-train")]
+pytestmark = pytest.mark.timeout(300)
+
+
+def call(*arguments: str | Path, cwd: Path, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*before, *COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path, corpus: str) -> Path:
+    """A file whose plan is one replica of two shards."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(Case(1, 2, dtype="float32").yaml(corpus), encoding="utf-8")
+    return path
+
+
+def edited(config: Path, **changes: str) -> Path:
+    """The same file with the first `name: value` of each name changed."""
+    text = config.read_text(encoding="utf-8")
+    for name, value in changes.items():
+        text, found = re.subn(rf"(?m)^(\s*){name}: .*$", rf"\g<1>{name}: {value}", text, count=1)
+        assert found, name
+    config.write_text(text, encoding="utf-8")
+    return config
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_run_starts_ranks_and_leaves_metrics_events_and_a_curve(config: Path, tmp_path: Path) -> None:
+    done = call("run", config, "--nproc", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "output").iterdir()
+    steps = metrics(folder)
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+    assert {"loss", "lr", "grad_norm", "tokens_per_second", "seconds", "consumed_samples"} <= set(steps[0])
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert (folder / "loss_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert done.stdout.count("step 1/5") == 1
+    # The same file, started by the user's own mpiexec: the command joins the ranks it is among.
+    joined = call(
+        "run",
+        config,
+        "--output",
+        "joined",
+        cwd=tmp_path,
+        before=[str(BIN / "mpiexec"), "-n", "2", sys.executable],
+    )
+    assert joined.returncode == 0, joined.stderr
+    assert [step["loss"] for step in metrics(tmp_path / "joined")] == [step["loss"] for step in steps]
+
+
+def test_bfloat16_computes_in_float32_and_says_so_once(config: Path, tmp_path: Path) -> None:
+    edited(config, params_dtype="bfloat16", compute_dtype="bfloat16", steps="1", sizes="[24, 0, 0]")
+    done = call("run", config, "--nproc", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("bfloat16: on a CPU weights and arithmetic are float32") == 1
+
+
+def test_verify_compares_with_one_rank(config: Path, tmp_path: Path) -> None:
+    done = call("verify", config, "--nproc", "2", "--steps", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dp_replicate 1 x dp_shard 2" in done.stdout
+    assert "Equal within loss 1e-09, grad norm 1e-09, weights 1e-09" in done.stdout
+    assert not (tmp_path / "output").exists()
+
+
+def running(marker: str) -> list[psutil.Process]:
+    """Processes whose command line names `marker`, zombies left out."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if marker in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.fixture
+def long_run(config: Path, tmp_path: Path):
+    """A run of two ranks that has finished its first step and would go on for long."""
+    edited(config, steps="100000", sizes="[24, 0, 0]")
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*COMMAND, "run", str(config), "--nproc", "2", "--output", str(tmp_path / "out")],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "out" / "metrics.jsonl").exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    yield process, log
+    if process.poll() is None:
+        process.terminate()
+        process.wait(30)
+
+
+def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(long_run, config: Path, tmp_path: Path) -> None:
+    process, log = long_run
+    assert len(running(str(config))) >= 3
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130, log.read_text()
+    assert running(str(config)) == []
+    assert "Traceback" not in log.read_text()
+    assert metrics(tmp_path / "out")
+    assert (tmp_path / "out" / "loss_curve.png").exists()
+
+
+def test_rank_that_is_killed_takes_the_job_down(long_run, config: Path) -> None:
+    process, _ = long_run
+    ranks = [other for other in running(str(config)) if "parallel_trainer" in other.cmdline()]
+    assert len(ranks) == 2
+    ranks[1].kill()
+    assert process.wait(10) != 0
+    assert running(str(config)) == []
+
+
+def refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
+    """One readable message with these words, a non-zero exit, no traceback."""
+    assert done.returncode not in (0, None), done.stdout
+    assert "Traceback" not in done.stderr
+    for word in named:
+        assert done.stderr.count(word) >= 1, (word, done.stderr)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(set(lines)) == len(lines), f"said twice:\n{done.stderr}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"data_parallel_shard": "3"}, ["data_parallel_shard", "3", "2"]),
+        ({"local_batch_size": "5"}, ["global_batch_size", "24", "10"]),
+        ({"type": "CosineAnnealingLR"}, ["CosineAnnealingLR", "ConstantWarmUpLR"]),
+        ({"vocab_size": "40"}, ["40", "vocab"]),
+        ({"data_path": "[nowhere/at-all]"}, ["nowhere/at-all"]),
+        ({"create_compressed_eod_mask": "true"}, ["create_compressed_eod_mask"]),
+        ({"model_type": "deepseek_v3"}, ["deepseek_v3"]),
+    ],
+)
+def test_bad_file_is_refused_before_any_rank_starts(config: Path, tmp_path: Path, changes, named) -> None:
+    if changes.get("type"):
+        text = config.read_text(encoding="utf-8").replace("LinearWithWarmUpLR", changes["type"])
+        config.write_text(text, encoding="utf-8")
+    else:
+        edited(config, **changes)
+    refused(call("run", config, "--nproc", "2", cwd=tmp_path), *named)
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "extra"), [("tensor_parallel", ""), ("context_parallel", ""), ("pipeline_parallel", "auto")]
+)
+def test_dimension_that_cannot_run_yet_is_one_sentence(config: Path, tmp_path: Path, field: str, extra: str) -> None:
+    text = config.read_text(encoding="utf-8").replace("data_parallel_shard: 2", f"{field}: 2")
+    if extra:
+        text = text.replace("parallelism:", f"parallelism:\n  pipeline_parallel_layers_per_stage: {extra}")
+    text = text.replace("model:", "model:\n  use_attn_mask_compression: true", 1)
+    config.write_text(text, encoding="utf-8")
+    refused(call("run", config, "--nproc", "2", cwd=tmp_path), f"parallelism.{field} is 2", "cannot run yet")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    refused(call("run", "nowhere.yaml", "--nproc", "2", cwd=tmp_path), "nowhere.yaml")
+
+
+def test_launcher_and_nproc_that_do_not_match(config: Path, tmp_path: Path) -> None:
+    done = call("run", config, "--nproc", "4", cwd=tmp_path, before=[str(BIN / "mpiexec"), "-n", "2", sys.executable])
+    assert done.returncode == 2
+    assert "--nproc 4" in done.stderr
+    assert "2 ranks" in done.stderr
+
+
+def test_error_in_joined_ranks_is_said_once(config: Path, tmp_path: Path) -> None:
+    edited(config, data_parallel_shard="3")
+    done = call("run", config, cwd=tmp_path, before=[str(BIN / "mpiexec"), "-n", "2", sys.executable])
+    assert done.returncode != 0
+    assert done.stderr.count("parallelism.data_parallel_shard") == 1, done.stderr
+
+
+def test_loss_that_is_not_finite_ends_the_run_once_and_names_the_numbers(config: Path, tmp_path: Path) -> None:
+    edited(config, learning_rate="1.0e+30", warmup_steps="0", max_norm="0.0")
+    done = call("run", config, "--nproc", "2", "--output", "out", cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("training cannot go on") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert metrics(tmp_path / "out")[0]["step"] == 1

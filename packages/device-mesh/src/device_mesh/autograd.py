@@ -1,0 +1,192 @@
+"""Collectives with gradients for MindSpore tensors on CPU (extra `mindspore`).
+
+Each rank computes a loss from tensors it got from others. The gradients here are those of the *sum of all
+ranks' losses*: what a rank sent out collects a gradient from every rank that used it. That gives the pairs
+
+- `all_reduce`: backward all_reduce.
+- `all_gather`: backward reduce_scatter, and the reverse.
+- `all_to_all`: backward the all_to_all that brings everything back.
+
+Where instead every rank of the group computes one and the same loss, as in tensor parallelism, a sum over
+ranks would count it `size` times. Two functions are for that case (Megatron-LM's f and g, arXiv:1909.08053,
+section 3):
+
+- `copy_to_group`: forward nothing, backward all_reduce; where a value known to all enters work that is split.
+- `reduce_from_group`: forward all_reduce, backward nothing; where the pieces of split work are added up.
+
+A backward makes its collective call even if the gradient is zero, so all ranks of a group must
+differentiate the same calls. In a group of one rank every function returns its input. Tensors must have a
+dtype that NumPy has: bfloat16 raises TypeError.
+
+Tensor memory is passed to the communicator as it is and results are wrapped without a copy. A result made
+this way borrows NumPy's memory, so `untyped_storage().resize_` must not be used on it; who wants to free a
+gathered tensor under the tape, as FSDP does, gathers into a tensor of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+from mindspore.common import _Function
+
+from device_mesh.communicator import Array, Communicator
+
+
+def all_reduce(x: Tensor, communicator: Communicator) -> Tensor:
+    """The sum of every rank's `x`, of the same shape. Backward: the sum of every rank's gradient."""
+    return x if communicator.size == 1 else _AllReduce.apply(x, communicator)
+
+
+def copy_to_group(x: Tensor, communicator: Communicator) -> Tensor:
+    """`x`, which all ranks hold alike. Backward: the sum of every rank's gradient."""
+    return x if communicator.size == 1 else _CopyToGroup.apply(x, communicator)
+
+
+def reduce_from_group(x: Tensor, communicator: Communicator) -> Tensor:
+    """The sum of every rank's `x`, of the same shape. Backward: the gradient as it is, alike on all ranks."""
+    return x if communicator.size == 1 else _ReduceFromGroup.apply(x, communicator)
+
+
+def all_gather(x: Tensor, communicator: Communicator, *, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
+    """Every rank's `x` joined along `dim` in rank order. Backward: reduce_scatter along `dim`.
+
+    Args:
+        x: this rank's piece, of one or more dimensions.
+        communicator: the group.
+        dim: the dimension to join; negative counts from the last.
+        sizes: the pieces' sizes along `dim`, one for each rank; equal if left out.
+    """
+    _check_dim(x, dim, "all_gather")
+    return x if communicator.size == 1 else _AllGather.apply(x, communicator, dim, sizes)
+
+
+def reduce_scatter(
+    x: Tensor, communicator: Communicator, *, dim: int = 0, sizes: Sequence[int] | None = None
+) -> Tensor:
+    """This rank's piece along `dim` of the sum of every rank's `x`. Backward: all_gather along `dim`.
+
+    Args:
+        x: of the same shape on every rank, with one or more dimensions.
+        communicator: the group.
+        dim: the dimension to divide; negative counts from the last.
+        sizes: the pieces' sizes along `dim`, one for each rank; if left out, `dim` is divided equally and
+        must divide.
+    """
+    _check_dim(x, dim, "reduce_scatter")
+    return x if communicator.size == 1 else _ReduceScatter.apply(x, communicator, dim, sizes)
+
+
+def all_to_all(
+    x: Tensor,
+    communicator: Communicator,
+    *,
+    send_sizes: Sequence[int] | None = None,
+    receive_sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """Rows exchanged between all pairs of ranks, as `Communicator.all_to_all`. Backward: gradients travel
+    back.
+
+    Args:
+        x: the rows for rank 0, then those for rank 1, and so on.
+        communicator: the group.
+        send_sizes: how many rows go to each rank.
+        receive_sizes: how many rows come from each rank. Without both, rows are divided equally and must
+        divide.
+    """
+    if communicator.size == 1:
+        return x
+    return _AllToAll.apply(x, communicator, send_sizes, receive_sizes)
+
+
+class _AllReduce(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, communicator: Communicator) -> Tensor:
+        ctx.communicator = communicator
+        return _tensor(communicator.all_reduce(x.asnumpy()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _tensor(ctx.communicator.all_reduce(grad.asnumpy())), None
+
+
+class _CopyToGroup(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, communicator: Communicator) -> Tensor:
+        ctx.communicator = communicator
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _tensor(ctx.communicator.all_reduce(grad.asnumpy())), None
+
+
+class _ReduceFromGroup(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, communicator: Communicator) -> Tensor:
+        return _tensor(communicator.all_reduce(x.asnumpy()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _AllGather(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, communicator: Communicator, dim: int, sizes: Sequence[int] | None) -> Tensor:
+        ctx.arguments = communicator, dim, sizes
+        return _tensor(_gather(x.asnumpy(), communicator, dim, sizes))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _tensor(_scatter(grad.asnumpy(), *ctx.arguments)), None, None, None
+
+
+class _ReduceScatter(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, communicator: Communicator, dim: int, sizes: Sequence[int] | None) -> Tensor:
+        ctx.arguments = communicator, dim, sizes
+        return _tensor(_scatter(x.asnumpy(), communicator, dim, sizes))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _tensor(_gather(grad.asnumpy(), *ctx.arguments)), None, None, None
+
+
+class _AllToAll(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        communicator: Communicator,
+        send_sizes: Sequence[int] | None,
+        receive_sizes: Sequence[int] | None,
+    ) -> Tensor:
+        ctx.arguments = communicator, send_sizes, receive_sizes
+        return _tensor(communicator.all_to_all(x.asnumpy(), send_sizes=send_sizes, receive_sizes=receive_sizes))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        communicator, send_sizes, receive_sizes = ctx.arguments
+        back = communicator.all_to_all(grad.asnumpy(), send_sizes=receive_sizes, receive_sizes=send_sizes)
+        return _tensor(back), None, None, None
+
+
+def _gather(x: Array, communicator: Communicator, dim: int, sizes: Sequence[int] | None) -> Array:
+    return np.moveaxis(communicator.all_gather(np.moveaxis(x, dim, 0), sizes=sizes), 0, dim)
+
+
+def _scatter(x: Array, communicator: Communicator, dim: int, sizes: Sequence[int] | None) -> Array:
+    return np.moveaxis(communicator.reduce_scatter(np.moveaxis(x, dim, 0), sizes=sizes), 0, dim)
+
+
+def _tensor(x: Array) -> Tensor:
+    return Tensor.from_numpy(np.asarray(x, order="C"))
+
+
+def _check_dim(x: Tensor, dim: int, call: str) -> None:
+    if not -x.ndim <= dim < x.ndim:
+        choice = f"use {-x.ndim} to {x.ndim - 1}" if x.ndim else "it has none; reshape it to (1,) first"
+        raise ValueError(f"{call} along dim {dim} of a tensor of shape {tuple(x.shape)}: {choice}")

@@ -1,0 +1,257 @@
+"""Debug mode: before each collective, the ranks compare what they are about to call.
+
+Ranks that call different things hang, or take each other's bytes for their own. In debug mode every rank
+first tells every other which call it makes, so that all of them can raise the same error instead. Messages
+between two ranks (`send`, `recv`) are not compared here; the mpi backend checks their length always.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+from attrs import frozen
+
+from device_mesh import buffers
+from device_mesh.communicator import Array, Communicator, ReduceOp, Request
+
+_MESSAGE_BYTES = 2048
+_TEXT_CHARACTERS = 200
+_RULE = (
+    "Every rank of a group must make the same calls in the same order, with the same shapes and dtypes; "
+    "where ranks hold different numbers of rows, say so with sizes= (all_gather, reduce_scatter) or with "
+    "send_sizes= and receive_sizes= (all_to_all)"
+)
+
+
+class CommunicatorMismatch(RuntimeError):
+    """Ranks of one group made different collective calls, or one of them made none in time."""
+
+
+@frozen(eq=False)
+class CheckedCommunicator:
+    """A communicator that compares every collective call between the ranks before it makes it.
+
+    Every collective raises `CommunicatorMismatch`, on all ranks of the group, when two ranks differ in the
+    call, shape, dtype, operation, root or sizes; and on the ranks that wait, when others make no call in
+    time. After a mismatch nothing has been sent, so the communicator can be used further.
+    """
+
+    _inner: Communicator
+    _control: Communicator
+    _timeout_seconds: float
+
+    @classmethod
+    def over(cls, inner: Communicator, timeout_seconds: float) -> CheckedCommunicator:
+        """Collective over `inner`: the comparisons get a communicator of their own."""
+        return cls(inner, inner.split(0), timeout_seconds)
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._inner.ranks
+
+    def all_reduce(self, x: Array, op: ReduceOp = "sum", *, out: Array | None = None) -> Array:
+        self._compare("all_reduce", x, {"op": op})
+        return self._inner.all_reduce(x, op, out=out)
+
+    def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
+        calls = self._compare("all_gather", x, {"sizes": _ints(sizes)}, rows_differ=sizes is not None)
+        if sizes is not None:
+            self._check_rows(calls, sizes)
+        return self._inner.all_gather(x, sizes=sizes, out=out)
+
+    def reduce_scatter(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
+        *,
+        sizes: Sequence[int] | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        self._compare("reduce_scatter", x, {"op": op, "sizes": _ints(sizes)})
+        return self._inner.reduce_scatter(x, op, sizes=sizes, out=out)
+
+    def all_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        sent, received = _ints(send_sizes), _ints(receive_sizes)
+        calls = self._compare(
+            "all_to_all",
+            x,
+            {"lengths": [sizes and len(sizes) for sizes in (sent, received)]},
+            rows_differ=sent is not None,
+            text={"send_sizes": sent, "receive_sizes": received},
+        )
+        if sent is not None and received is not None:
+            self._check_exchange(calls, sent, received)
+        return self._inner.all_to_all(x, send_sizes=send_sizes, receive_sizes=receive_sizes, out=out)
+
+    def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
+        self._compare("broadcast", x, {"root": int(root)})
+        return self._inner.broadcast(x, root, out=out)
+
+    def send(self, x: Array, destination: int, *, tag: int = 0) -> None:
+        self._inner.send(x, destination, tag=tag)
+
+    def recv(self, out: Array, source: int, *, tag: int = 0) -> Array:
+        return self._inner.recv(out, source, tag=tag)
+
+    def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
+        return self._inner.isend(x, destination, tag=tag)
+
+    def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
+        return self._inner.irecv(out, source, tag=tag)
+
+    def barrier(self) -> None:
+        self._compare("barrier", None, {})
+        self._inner.barrier()
+
+    def split(self, color: int, *, key: int | None = None) -> Communicator:
+        self._compare("split", None, {})
+        return CheckedCommunicator.over(self._inner.split(color, key=key), self._timeout_seconds)
+
+    def subgroup(self, ranks: Sequence[int], *, tag: int = 0) -> Communicator:
+        return CheckedCommunicator.over(self._inner.subgroup(ranks, tag=tag), self._timeout_seconds)
+
+    def abort(self, exit_code: int) -> NoReturn:
+        self._inner.abort(exit_code)
+
+    def _compare(
+        self,
+        name: str,
+        x: Array | None,
+        agreed: dict[str, object],
+        *,
+        rows_differ: bool = False,
+        text: dict[str, object] | None = None,
+    ) -> list[_Call]:
+        """Tell all ranks of this call and return everybody's, by rank. Raises CommunicatorMismatch.
+
+        All ranks must agree on `name`, the dtype and shape of `x` (except its rows if `rows_differ`), and
+        `agreed`. Messages show `text` where it is given, and else `agreed`.
+        """
+        if x is not None:
+            buffers.check_array(x, "x")
+        arguments = [] if x is None else [f"x of shape {x.shape} and dtype {x.dtype}"]
+        shown = agreed if text is None else text
+        arguments += [f"{key}={value!r}" for key, value in shown.items() if value is not None]
+        form = None if x is None else (str(x.dtype), x.shape[1:] if rows_differ else x.shape)
+        key = repr((name, form, agreed))
+        mine = _Call(
+            text=_shorten(f"{name}({', '.join(arguments)})"),
+            where=_call_site()[-_TEXT_CHARACTERS:],
+            key=hashlib.sha256(key.encode()).hexdigest(),
+            rows=0 if x is None or x.ndim == 0 else len(x),
+        )
+        calls = self._exchange(mine)
+        for rank, call in enumerate(calls):
+            if call.key != calls[0].key:
+                self._fail(calls, 0, rank, "the ranks of a group made different collective calls")
+        return calls
+
+    def _exchange(self, mine: _Call) -> list[_Call]:
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        received = np.zeros((self.size, _MESSAGE_BYTES), np.uint8)
+        received[self.rank] = mine.pack()
+        receiving = {peer: self._control.irecv(received[peer], peer) for peer in peers}
+        sending = [self._control.isend(received[self.rank], peer) for peer in peers]
+        deadline = time.monotonic() + self._timeout_seconds
+        pause = 0.0
+        while receiving := {peer: request for peer, request in receiving.items() if not request.done()}:
+            if time.monotonic() > deadline:
+                silent = ", ".join(str(self.ranks[peer]) for peer in receiving)
+                raise CommunicatorMismatch(
+                    f"rank {self.ranks[self.rank]} called {mine.text} at {mine.where}, but rank {silent} of "
+                    f"its group {self.ranks} made no call within {self._timeout_seconds:g} s. {_RULE}. If "
+                    "they are only slow, give connect() a larger debug_timeout_seconds"
+                )
+            time.sleep(pause)
+            pause = min(pause + 1e-5, 1e-3)  # short calls stay quick, long waits leave the core to others
+        for request in sending:
+            request.wait()
+        return [_Call.unpack(row) for row in received]
+
+    def _check_rows(self, calls: list[_Call], sizes: Sequence[int]) -> None:
+        for rank, call in enumerate(calls):
+            if rank < len(sizes) and call.rows != sizes[rank]:
+                other = min(1, self.size - 1) if rank == 0 else 0
+                self._fail(
+                    calls,
+                    other,
+                    rank,
+                    f"rank {self.ranks[rank]} gives {call.rows} rows, not the {sizes[rank]} of sizes",
+                )
+
+    def _check_exchange(self, calls: list[_Call], sent: list[int], received: list[int]) -> None:
+        mine = np.empty((1, 2, self.size), np.int64)
+        mine[0, 0] = buffers.check_sizes(self.size, sent, "all_to_all", "send_sizes")
+        mine[0, 1] = buffers.check_sizes(self.size, received, "all_to_all", "receive_sizes")
+        table = self._control.all_gather(mine)
+        given, expected = table[:, 0], table[:, 1].T
+        for source, destination in np.argwhere(given != expected):
+            self._fail(
+                calls,
+                int(source),
+                int(destination),
+                f"rank {self.ranks[source]} sends {given[source, destination]} rows to rank "
+                f"{self.ranks[destination]}, which expects {expected[source, destination]}",
+            )
+
+    def _fail(self, calls: list[_Call], first: int, second: int, what: str) -> NoReturn:
+        lines = "".join(
+            f"\n  rank {self.ranks[rank]} called {calls[rank].text} at {calls[rank].where}"
+            for rank in dict.fromkeys((first, second))
+        )
+        raise CommunicatorMismatch(f"{what}:{lines}\n{_RULE}.")
+
+
+@frozen
+class _Call:
+    text: str
+    where: str
+    key: str
+    rows: int
+
+    def pack(self) -> Array:
+        encoded = json.dumps([self.text, self.where, self.key, self.rows], ensure_ascii=False).encode()
+        return np.frombuffer(encoded.ljust(_MESSAGE_BYTES), np.uint8)
+
+    @classmethod
+    def unpack(cls, message: Array) -> _Call:
+        return cls(*json.loads(message.tobytes()))
+
+
+def _ints(sizes: Sequence[int] | None) -> list[int] | None:
+    # Ranks may give the same sizes as a list, a tuple or an array.
+    return None if sizes is None else [int(size) for size in sizes]
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARACTERS else text[: _TEXT_CHARACTERS - 1] + "…"
+
+
+def _call_site() -> str:
+    here = os.path.dirname(__file__)
+    frame = sys._getframe(1)
+    while os.path.dirname(frame.f_code.co_filename) == here and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,269 @@
+"""The `mpi` backend: a communicator over mpi4py. Importing this module starts MPI."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from attrs import define, frozen
+from mpi4py import MPI
+
+from device_mesh import buffers
+from device_mesh.communicator import Array, Communicator, ReduceOp, Request
+from device_mesh.single import SingleCommunicator
+
+# How long a waiting rank of a crowded machine only lets others go first, and then sleeps between looks.
+_YIELD_SECONDS = 3e-4
+_SLEEP_SECONDS = 2e-4
+
+Wait = Callable[[Any, Any], None]
+"""How to wait for an MPI request, with the status to fill in or None."""
+
+_OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+def _hold_core(request: Any, status: Any) -> None:
+    request.Wait(status)
+
+
+def _give_way(request: Any, status: Any) -> None:
+    """Wait on a machine that runs more ranks than it has cores.
+
+    A rank that waits inside MPICH keeps its core busy, which a rank with work to do may need: with 4 ranks on 2
+    cores, work takes twice as long while the other ranks wait for it, with 8 more than four times.
+    """
+    yield_until = time.perf_counter() + _YIELD_SECONDS
+    while not request.Test(status):
+        if time.perf_counter() < yield_until:
+            os.sched_yield()
+        else:
+            time.sleep(_SLEEP_SECONDS)
+
+
+def world() -> Communicator:
+    """The communicator of all ranks that the launcher started."""
+    comm = MPI.COMM_WORLD
+    if comm.size == 1:
+        return SingleCommunicator()
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    wait = _give_way if here.size > len(os.sched_getaffinity(0)) else _hold_core
+    here.Free()
+    return MpiCommunicator(comm, tuple(range(comm.size)), wait)
+
+
+@frozen(eq=False)
+class MpiCommunicator:
+    """A group of ranks over an MPI communicator. See `device_mesh.Communicator` for each call.
+
+    Counts are passed to MPI as 64-bit integers, so arrays of more than 2**31 elements work.
+    """
+
+    _comm: Any
+    ranks: tuple[int, ...]
+    _wait: Wait
+
+    @property
+    def rank(self) -> int:
+        return int(self._comm.rank)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_reduce(self, x: Array, op: ReduceOp = "sum", *, out: Array | None = None) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_reduction(source.dtype, op, "all_reduce")
+        result = buffers.output(out, source.shape, source.dtype, "all_reduce")
+        if source.dtype == np.float16:
+            return _narrow(self.all_reduce(source.astype(np.float32), op), result)
+        in_place = source.ctypes.data == result.ctypes.data
+        sent = MPI.IN_PLACE if in_place else _bytes_if_bool(buffers.apart(source, result))
+        self._collective("Allreduce", sent, _bytes_if_bool(result), op=_OPS[op])
+        return result
+
+    def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_rows(source, "all_gather")
+        rows = _own_sizes(len(source), self.rank, self.size, sizes)
+        result = buffers.output(out, (sum(rows), *source.shape[1:]), source.dtype, "all_gather")
+        source = buffers.apart(source, result)
+        if sizes is None:
+            self._collective("Allgather", source, result)
+        else:
+            self._collective("Allgatherv", source, [result, _counts(rows, source)])
+        return result
+
+    def reduce_scatter(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
+        *,
+        sizes: Sequence[int] | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_reduction(source.dtype, op, "reduce_scatter")
+        buffers.check_rows(source, "reduce_scatter")
+        rows = buffers.split_sizes(len(source), self.size, sizes, "reduce_scatter", "sizes")
+        result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, "reduce_scatter")
+        if source.dtype == np.float16:
+            return _narrow(self.reduce_scatter(source.astype(np.float32), op, sizes=sizes), result)
+        sent, received = _bytes_if_bool(buffers.apart(source, result)), _bytes_if_bool(result)
+        if sizes is None:
+            self._collective("Reduce_scatter_block", sent, received, op=_OPS[op])
+        else:
+            self._collective("Reduce_scatter", sent, received, _counts(rows, source), op=_OPS[op])
+        return result
+
+    def all_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        source = buffers.contiguous(x)
+        sent, received = buffers.exchange_sizes(source, self.size, send_sizes, receive_sizes)
+        result = buffers.output(out, (sum(received), *source.shape[1:]), source.dtype, "all_to_all")
+        source = buffers.apart(source, result)
+        if send_sizes is None:
+            self._collective("Alltoall", source, result)
+        else:
+            self._collective("Alltoallv", [source, _counts(sent, source)], [result, _counts(received, source)])
+        return result
+
+    def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_root(root, self.size)
+        result = buffers.output(out, source.shape, source.dtype, "broadcast")
+        if self.rank == root and source.ctypes.data != result.ctypes.data:
+            result[...] = source
+        self._collective("Bcast", result, root)
+        return result
+
+    def send(self, x: Array, destination: int, *, tag: int = 0) -> None:
+        buffers.check_peer(destination, self.rank, self.size, "send")
+        self.isend(x, destination, tag=tag).wait()
+
+    def recv(self, out: Array, source: int, *, tag: int = 0) -> Array:
+        self.irecv(out, source, tag=tag).wait()
+        return out
+
+    def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
+        buffers.check_peer(destination, self.rank, self.size, "isend")
+        return _Send(self._comm.Isend(buffers.contiguous(x), destination, tag), self._wait)
+
+    def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
+        buffers.check_peer(source, self.rank, self.size, "irecv")
+        buffers.writable(out)
+        request = self._comm.Irecv(out, source, tag)
+        return _Receive(request, self._wait, out, f"rank {self.ranks[self.rank]} from {self.ranks[source]}")
+
+    def barrier(self) -> None:
+        self._collective("Barrier")
+
+    def split(self, color: int, *, key: int | None = None) -> Communicator:
+        buffers.check_color(color)
+        return self._group(self._comm.Split(color, self.rank if key is None else key))
+
+    def subgroup(self, ranks: Sequence[int], *, tag: int = 0) -> Communicator:
+        buffers.check_subgroup(ranks, self.rank, self.size)
+        if len(ranks) == 1:
+            return SingleCommunicator(self.ranks[self.rank])
+        # Unlike Split, Create_group involves the members alone: ranks of other groups need not take part.
+        return self._group(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks)), tag))
+
+    def abort(self, exit_code: int) -> NoReturn:
+        # MPICH reports an abort on stderr, below the traceback that says why.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        MPI.COMM_WORLD.Abort(exit_code)
+        raise AssertionError("MPI_Abort returned")
+
+    def _collective(self, name: str, *arguments: Any, **options: Any) -> None:
+        """Call a collective of mpi4py."""
+        if self._wait is _hold_core:
+            getattr(self._comm, name)(*arguments, **options)
+        else:
+            self._wait(getattr(self._comm, f"I{name.lower()}")(*arguments, **options), None)
+
+    def _group(self, comm: Any) -> Communicator:
+        members = MPI.Group.Translate_ranks(comm.Get_group(), list(range(comm.size)), self._comm.Get_group())
+        ranks = tuple(self.ranks[member] for member in members)
+        return SingleCommunicator(ranks[0]) if len(ranks) == 1 else MpiCommunicator(comm, ranks, self._wait)
+
+
+@frozen(eq=False)
+class _Send:
+    _request: Any
+    _wait: Wait
+
+    def wait(self) -> None:
+        self._wait(self._request, None)
+
+    def done(self) -> bool:
+        return bool(self._request.Test())
+
+
+@define(eq=False)
+class _Receive:
+    _request: Any
+    _wait: Wait
+    _out: Array
+    _route: str
+    _finished: bool = False
+
+    def wait(self) -> None:
+        if not self._finished:
+            status = MPI.Status()
+            self._wait(self._request, status)
+            self._finish(status)
+
+    def done(self) -> bool:
+        if not self._finished:
+            status = MPI.Status()
+            if self._request.Test(status):
+                self._finish(status)
+        return self._finished
+
+    def _finish(self, status: Any) -> None:
+        # MPI tells a finished message's length once; after that its request says nothing.
+        self._finished = True
+        received = status.Get_count(MPI.BYTE)
+        if received != self._out.nbytes:
+            raise ValueError(
+                f"message to {self._route} has {received} bytes, but recv was given out of shape "
+                f"{self._out.shape} and dtype {self._out.dtype}, {self._out.nbytes} bytes: both sides must "
+                "use the same shape and dtype"
+            )
+
+
+def _own_sizes(rows: int, rank: int, size: int, sizes: Sequence[int] | None) -> list[int]:
+    if sizes is None:
+        return [rows] * size
+    checked = buffers.check_sizes(size, sizes, "all_gather", "sizes")
+    if checked[rank] != rows:
+        raise ValueError(
+            f"all_gather was given sizes={checked}, so rank {rank} must give {checked[rank]} rows, but x has {rows}"
+        )
+    return checked
+
+
+def _counts(rows: Sequence[int], x: Array) -> list[int]:
+    row = math.prod(x.shape[1:])
+    return [count * row for count in rows]
+
+
+def _bytes_if_bool(x: Array) -> Array:
+    # MPI defines no max and min on its bool; on 0 and 1 as bytes they are any and all.
+    return x.view(np.uint8) if x.dtype == np.bool_ else x
+
+
+def _narrow(wide: Array, result: Array) -> Array:
+    with np.errstate(over="ignore"):  # a sum beyond float16 is inf, as it is for the other dtypes
+        result[...] = wide
+    return result

@@ -1,0 +1,117 @@
+"""The `single` backend: a group of one rank, which needs no library and sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from attrs import frozen
+
+from device_mesh import buffers
+from device_mesh.communicator import Array, Communicator, ReduceOp, Request
+
+
+@frozen
+class SingleCommunicator:
+    """A group of one rank; its collectives copy their input. See `device_mesh.Communicator` for each call.
+
+    Args:
+        world_rank: what `ranks` says; 0 unless the group was cut out of a larger one.
+    """
+
+    world_rank: int = 0
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return (self.world_rank,)
+
+    def all_reduce(self, x: Array, op: ReduceOp = "sum", *, out: Array | None = None) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_reduction(source.dtype, op, "all_reduce")
+        return _copy(source, out, "all_reduce")
+
+    def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_rows(source, "all_gather")
+        buffers.split_sizes(len(source), 1, sizes, "all_gather", "sizes")
+        return _copy(source, out, "all_gather")
+
+    def reduce_scatter(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
+        *,
+        sizes: Sequence[int] | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_reduction(source.dtype, op, "reduce_scatter")
+        buffers.check_rows(source, "reduce_scatter")
+        buffers.split_sizes(len(source), 1, sizes, "reduce_scatter", "sizes")
+        return _copy(source, out, "reduce_scatter")
+
+    def all_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        source = buffers.contiguous(x)
+        sent, received = buffers.exchange_sizes(source, 1, send_sizes, receive_sizes)
+        if sent != received:
+            raise ValueError(
+                f"all_to_all in a group of one rank sends {sent[0]} rows to itself but expects "
+                f"{received[0]}: send_sizes and receive_sizes must be equal"
+            )
+        return _copy(source, out, "all_to_all")
+
+    def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_root(root, 1)
+        return _copy(source, out, "broadcast")
+
+    def send(self, x: Array, destination: int, *, tag: int = 0) -> None:
+        _no_peer(destination, "send")
+
+    def recv(self, out: Array, source: int, *, tag: int = 0) -> Array:
+        _no_peer(source, "recv")
+
+    def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
+        _no_peer(destination, "isend")
+
+    def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
+        _no_peer(source, "irecv")
+
+    def barrier(self) -> None:
+        return None
+
+    def split(self, color: int, *, key: int | None = None) -> Communicator:
+        buffers.check_color(color)
+        return self
+
+    def subgroup(self, ranks: Sequence[int], *, tag: int = 0) -> Communicator:
+        buffers.check_subgroup(ranks, 0, 1)
+        return self
+
+    def abort(self, exit_code: int) -> NoReturn:
+        raise SystemExit(exit_code)
+
+
+def _copy(source: Array, out: Array | None, call: str) -> Array:
+    result = buffers.output(out, source.shape, source.dtype, call)
+    result[...] = source
+    return result
+
+
+def _no_peer(peer: int, call: str) -> NoReturn:
+    raise ValueError(f"{call} with rank {peer} in a group of one rank: there is no other rank")

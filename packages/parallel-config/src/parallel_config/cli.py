@@ -1,0 +1,98 @@
+"""The command `parallel-config`: check a file for a number of ranks, and show the plan or what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Sequence
+
+from parallel_config.document import Document
+from parallel_config.explain import explain
+from parallel_config.loading import examine, read_file
+from parallel_config.notices import notices
+from parallel_config.plan import plan, world_size_problems
+from parallel_config.problems import Problem
+from parallel_config.render import plan_table, plan_values, problem_text, problem_values, repairs_text
+from parallel_config.repair import Repair, repairs
+from parallel_config.schema import TrainConfig
+
+OK, INVALID = 0, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 0 for a valid file, 2 for any problem."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    arguments = _parser().parse_args(argv)
+    world_size: int = arguments.world_size
+    wrong_size = world_size_problems(world_size)
+    document = read_file(arguments.file)
+    examination = examine(document, None if wrong_size else world_size)
+    problems = (*wrong_size, *examination.problems)
+    if problems:
+        found = () if wrong_size else repairs(document, world_size)
+        _show_problems(document, problems, found, as_json=arguments.json, explained=arguments.explain)
+        return INVALID
+    for notice in notices(examination.config):
+        print(f"warning: {notice}", file=sys.stderr)
+    _show_plan(examination.config, world_size, as_json=arguments.json, explained=arguments.explain)
+    return OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="parallel-config", description="Check how a configuration splits a training run over ranks."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="show the plan of a file, or everything that is wrong with it")
+    check.add_argument("file", help="YAML configuration file")
+    check.add_argument("--world-size", type=int, required=True, metavar="N", help="number of ranks")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument(
+        "--explain",
+        action="store_true",
+        help="say where each value comes from (with --json: add repairs, too)",
+    )
+    return parser
+
+
+def _show_problems(
+    document: Document,
+    problems: Sequence[Problem],
+    found: Sequence[Repair],
+    *,
+    as_json: bool,
+    explained: bool,
+) -> None:
+    if as_json:
+        report: dict[str, object] = {"problems": [problem_values(problem) for problem in problems]}
+        if explained:
+            report["repairs"] = [[str(edit) for edit in repair.edits] for repair in found]
+        print(json.dumps(report, indent=2))
+        return
+    for problem in problems:
+        print(problem_text(problem, document), file=sys.stderr)
+    if found:
+        print(repairs_text(found), file=sys.stderr)
+
+
+def _show_plan(config: TrainConfig, world_size: int, *, as_json: bool, explained: bool) -> None:
+    inferred = plan(config, world_size)
+    explanations = explain(config, world_size) if explained else ()
+    if as_json:
+        report = plan_values(inferred)
+        if explained:
+            report["explanations"] = [str(explanation) for explanation in explanations]
+        print(json.dumps(report, indent=2))
+        return
+    print(plan_table(inferred))
+    if explanations:
+        print()
+        print("\n".join(map(str, explanations)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

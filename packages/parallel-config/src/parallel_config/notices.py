@@ -1,0 +1,87 @@
+"""What a file writes without effect, and keys of open sections that are probably misspelt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import fields, has
+
+from parallel_config.paths import join
+from parallel_config.schema import Parallelism, TrainConfig, written_fields
+from parallel_config.schema.setting import is_reserved
+from parallel_config.structure import similar
+from parallel_config.value_types import known_keys
+
+_ONLY_WITH = {
+    "pipeline_parallel": (
+        "pipeline_parallel_interleave_num",
+        "pipeline_parallel_overlap_p2p",
+        "pipeline_parallel_overlap_b_f",
+    ),
+    "context_parallel": ("context_parallel_method", "context_parallel_async", "ulysses_degree_in_cp"),
+}
+"""Fields of `parallelism` that say something only when this degree is above 1."""
+
+_SURELY_MISSPELT = 0.88
+"""Likeness from which an unknown key is questioned; the reference's own extra keys stay below."""
+
+
+def notices(config: TrainConfig) -> tuple[str, ...]:
+    """One sentence on fields without effect, one on sequence_parallel, one for each likely misspelling."""
+    inert = [*_reserved(config, ""), *_inert(config)]
+    found = []
+    if inert:
+        found.append(f"Accepted, but without effect: {', '.join(inert)}.")
+    return (*found, *_sequence_parallel(config), *_misspelt(config, ""))
+
+
+def _reserved(section: object, path: str) -> Iterator[str]:
+    for attribute in fields(type(section)):  # type: ignore[arg-type]
+        value, inner = getattr(section, attribute.name), join(path, attribute.name)
+        if is_reserved(attribute) and value != attribute.default:
+            yield f"{inner} (reserved)"
+        if has(type(value)) and attribute.name != "source":
+            yield from _reserved(value, inner)
+
+
+def _inert(config: TrainConfig) -> Iterator[str]:
+    sizes, default = config.parallelism, Parallelism()
+    for degree, names in _ONLY_WITH.items():
+        for name in names:
+            if getattr(sizes, degree) == 1 and getattr(sizes, name) != getattr(default, name):
+                yield f"parallelism.{name} ({degree} is 1)"
+    if sizes.pipeline_parallel == 1 and isinstance(sizes.pipeline_parallel_layers_per_stage, tuple):
+        yield "parallelism.pipeline_parallel_layers_per_stage (pipeline_parallel is 1)"
+    colossal = sizes.context_parallel > 1 and sizes.context_parallel_method == "colossal"
+    if colossal and sizes.ulysses_degree_in_cp not in (None, 1):
+        yield "parallelism.ulysses_degree_in_cp (context_parallel_method is colossal)"
+
+
+def _sequence_parallel(config: TrainConfig) -> Iterator[str]:
+    sizes = config.parallelism
+    if "parallelism.sequence_parallel" not in written_fields(config):
+        return
+    if sizes.tensor_parallel > 1 and not sizes.sequence_parallel:
+        yield (
+            "parallelism.sequence_parallel: false has no effect: sequence parallelism comes with"
+            f" tensor_parallel {sizes.tensor_parallel} and cannot be switched off."
+        )
+    elif sizes.context_parallel > 1 and sizes.sequence_parallel:
+        yield (
+            "parallelism.sequence_parallel: true is not a switch, and conflicts with context_parallel"
+            f" {sizes.context_parallel} by its name: sequence parallelism follows tensor_parallel"
+            f" {sizes.tensor_parallel} alone. Remove the field."
+        )
+
+
+def _misspelt(section: object, path: str) -> Iterator[str]:
+    cls: Any = type(section)
+    for key in getattr(section, "extra", {}):
+        meant = similar(key, known_keys(cls), at_least=_SURELY_MISSPELT)
+        if meant is not None:
+            yield f"{join(path, key)} is not a field known here and is kept as it is: did you mean {meant}?"
+    for attribute in fields(type(section)):  # type: ignore[arg-type]
+        value = getattr(section, attribute.name)
+        if has(type(value)) and attribute.name != "source":
+            yield from _misspelt(value, join(path, attribute.name))

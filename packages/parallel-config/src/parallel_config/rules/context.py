@@ -1,0 +1,135 @@
+"""Context parallelism: methods, degrees and the compressed mask (specification, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallel_config.problems import Edit, Fix, Problem
+from parallel_config.rules.degrees import divisors, listed, near, set_each
+from parallel_config.rules.engine import Facts, rule
+
+_CP = "parallelism.context_parallel"
+_METHOD = "parallelism.context_parallel_method"
+_ULYSSES = "parallelism.ulysses_degree_in_cp"
+_ASYNC = "parallelism.context_parallel_async"
+_DATA = "train_dataset.dataloader.config."
+
+
+def ulysses_degree(method: str, context_parallel: int, configured: int | None) -> int:
+    """Ranks that trade sequence for heads: 1 with colossal, cp with ulysses, as configured with hybrid."""
+    if context_parallel == 1 or method == "colossal":
+        return 1
+    return configured or context_parallel
+
+
+@rule(_CP, _METHOD, _ULYSSES, decides=("ulysses_degree",))
+def method(facts: Facts) -> Iterator[Problem]:
+    """ulysses needs degree == cp; hybrid needs 1 < degree < cp and a degree that divides cp."""
+    sizes = facts.parallelism
+    cp, degree = sizes.context_parallel, sizes.ulysses_degree_in_cp
+    if cp == 1 or sizes.context_parallel_method == "colossal":
+        return
+    if sizes.context_parallel_method == "ulysses":
+        if degree is not None and degree != cp:
+            yield facts.problem(
+                _ULYSSES,
+                f"must equal context_parallel {cp} with context_parallel_method ulysses",
+                f"Use {cp}, or null for the same; hybrid takes a smaller degree.",
+                fixes=[*set_each(_ULYSSES, [cp]), *set_each(_CP, [degree]), *set_each(_METHOD, ["colossal"])],
+            )
+        return
+    possible = [size for size in divisors(cp) if 1 < size < cp]
+    if degree in possible:
+        return
+    other: list[Fix] = [
+        *set_each(_METHOD, ["colossal"]),
+        (Edit(_METHOD, "ulysses"), *((Edit(_ULYSSES, None),) if degree not in (None, cp) else ())),
+    ]
+    if degree is None:
+        rule_text = f"must be written with context_parallel_method hybrid and context_parallel {cp}"
+    else:
+        rule_text = f"must satisfy 1 < ulysses_degree_in_cp < context_parallel {cp} and divide it (method hybrid)"
+    yield facts.problem(
+        _ULYSSES,
+        rule_text,
+        f"Use {listed(possible)}." if possible else f"Use colossal or ulysses: no degree lies between 1 and {cp}.",
+        fixes=[*set_each(_ULYSSES, near(possible, degree or cp)), *other],
+    )
+
+
+@rule(_CP, _METHOD, _ASYNC)
+def asynchronous(facts: Facts) -> Iterator[Problem]:
+    """The asynchronous hooks exist for ulysses and hybrid."""
+    sizes = facts.parallelism
+    if sizes.context_parallel == 1 or not sizes.context_parallel_async or sizes.context_parallel_method != "colossal":
+        return
+    yield facts.problem(
+        _ASYNC,
+        "is not available with context_parallel_method colossal",
+        "Use false, or context_parallel_method ulysses.",
+        fixes=[*set_each(_ASYNC, [False]), *set_each(_METHOD, ["ulysses"])],
+        unsupported=True,
+    )
+
+
+@rule(
+    "ulysses_degree",
+    "heads_per_rank",
+    _CP,
+    _METHOD,
+    _ULYSSES,
+    "parallelism.tensor_parallel",
+    "model.num_attention_heads",
+)
+def heads_over_ulysses(facts: Facts) -> Iterator[Problem]:
+    """The heads of a tensor-parallel rank are split over the Ulysses degree."""
+    sizes, heads = facts.parallelism, facts.model.num_attention_heads
+    degree = ulysses_degree(sizes.context_parallel_method, sizes.context_parallel, sizes.ulysses_degree_in_cp)
+    tp = sizes.tensor_parallel
+    if heads is None or (heads // tp) % degree == 0:
+        return
+    multiples = sorted({max(heads // (tp * degree), 1) * tp * degree, (heads // (tp * degree) + 1) * tp * degree})
+    yield facts.problem(
+        "model.num_attention_heads",
+        f"must give each tensor-parallel rank a multiple of the Ulysses degree {degree}:"
+        f" {heads} // tensor_parallel {tp} = {heads // tp}",
+        f"Use num_attention_heads {listed(multiples)}; or method colossal, which splits no heads.",
+        fixes=[*set_each(_METHOD, ["colossal"]), *set_each("model.num_attention_heads", multiples)],
+    )
+
+
+_COMPRESSION = ("model.use_attn_mask_compression", "model.use_eod_attn_mask_compression")
+
+
+@rule(_CP, *_COMPRESSION, _DATA + "create_compressed_eod_mask")
+def compressed_mask(facts: Facts) -> Iterator[Problem]:
+    """cp > 1 needs a compressed attention mask (specification, section 3.3)."""
+    model, cp = facts.model, facts.parallelism.context_parallel
+    compressed = model.use_attn_mask_compression or model.use_eod_attn_mask_compression
+    if cp == 1 or compressed or not facts.wrote("model"):
+        return
+    yield facts.problem(
+        _COMPRESSION[0],
+        f"must be on: context parallel (context_parallel {cp} > 1) requires a compressed attention mask",
+        "Set use_attn_mask_compression: true in model for non-EOD data, or create_compressed_eod_mask: true"
+        " with create_attention_mask: false in train_dataset.dataloader.config for EOD data.",
+        fixes=[*set_each(_COMPRESSION[0], [True]), *set_each(_CP, [1])],
+    )
+
+
+@rule(_CP, _DATA + "create_compressed_eod_mask", _DATA + "create_attention_mask")
+def dense_mask(facts: Facts) -> Iterator[Problem]:
+    """cp > 1 takes no dense mask from the dataset: the file must not ask for one."""
+    data, path = facts.config.train_dataset.dataloader.config, _DATA + "create_attention_mask"
+    if facts.parallelism.context_parallel == 1 or not (facts.wrote(path) and data.create_attention_mask):
+        return
+    yield facts.problem(
+        path,
+        f"must be false with context_parallel {facts.parallelism.context_parallel} > 1,"
+        " which takes compressed masks only",
+        "Write false.",
+        fixes=set_each(path, [False]),
+    )
+
+
+RULES = (method, asynchronous, heads_over_ulysses, compressed_mask, dense_mask)

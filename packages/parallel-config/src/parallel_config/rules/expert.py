@@ -1,0 +1,129 @@
+"""Expert parallelism: degrees, experts and routing groups (specification, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallel_config.problems import Problem
+from parallel_config.rules.degrees import divisors, listed, near, set_each
+from parallel_config.rules.engine import Facts, rule
+from parallel_config.rules.tensor import must_divide
+from parallel_config.schema.model import MODEL_DEFAULTS
+
+_EP = "parallelism.expert_parallel"
+_NODE = "parallelism.npu_nums_per_device"
+_DISPATCHER = "parallelism.moe_token_dispatcher_type"
+
+
+@rule(
+    _EP,
+    "parallelism.tensor_parallel",
+    "parallelism.context_parallel",
+    "data_parallel",
+    "dp_shard",
+    needs_world=True,
+)
+def expert_degree(facts: Facts) -> Iterator[Problem]:
+    """ep divides dp_shard · cp · tp, whose ranks it reuses."""
+    sizes = facts.parallelism
+    region = facts.dp_shard * sizes.context_parallel * sizes.tensor_parallel
+    if region % sizes.expert_parallel == 0:
+        return
+    possible = divisors(region)
+    yield facts.problem(
+        _EP,
+        f"must divide dp_shard {facts.dp_shard} · context_parallel {sizes.context_parallel}"
+        f" · tensor_parallel {sizes.tensor_parallel} = {region}",
+        f"Use {listed(possible)}.",
+        fixes=set_each(_EP, near(possible, sizes.expert_parallel, 8)),
+    )
+
+
+@rule(_EP, "model.n_routed_experts", "model.model_type")
+def experts_exist(facts: Facts) -> Iterator[Problem]:
+    """Expert parallelism is for models with experts."""
+    ep, model = facts.parallelism.expert_parallel, facts.model
+    if ep == 1 or model.n_routed_experts is not None or model.model_type not in MODEL_DEFAULTS:
+        return
+    yield facts.problem(
+        _EP,
+        f"needs a model with experts, and model_type {model.model_type} without n_routed_experts has none",
+        "Use expert_parallel 1.",
+        fixes=set_each(_EP, [1]),
+    )
+
+
+@rule(_EP, "model.n_routed_experts")
+def experts_divide(facts: Facts) -> Iterator[Problem]:
+    """Each expert-parallel rank holds whole experts."""
+    yield from must_divide(facts, _EP, "model.n_routed_experts")
+
+
+@rule(_EP, _NODE, _DISPATCHER)
+def redundancy_free(facts: Facts) -> Iterator[Problem]:
+    """alltoall_deredundancy works on whole nodes: ep is a multiple of the ranks per node."""
+    sizes = facts.parallelism
+    ep, node = sizes.expert_parallel, sizes.npu_nums_per_device
+    if sizes.moe_token_dispatcher_type != "alltoall_deredundancy" or ep % node == 0:
+        return
+    rule_text = (
+        f"must be ≥ npu_nums_per_device {node}" if ep < node else f"must be a multiple of npu_nums_per_device {node}"
+    )
+    multiples = sorted({max(ep // node, 1) * node, (ep // node + 1) * node})
+    fitting = [size for size in divisors(ep) if size > 1]
+    yield facts.problem(
+        _EP,
+        f"{rule_text} with moe_token_dispatcher_type alltoall_deredundancy",
+        f"Use expert_parallel {listed(multiples)}, or moe_token_dispatcher_type alltoall.",
+        fixes=[
+            *set_each(_DISPATCHER, ["alltoall"]),
+            *set_each(_EP, multiples),
+            *set_each(_NODE, near(fitting, node) if fitting else []),
+        ],
+    )
+
+
+@rule("model.n_routed_experts", "model.num_experts_per_tok", "model.n_group", "model.topk_group")
+def routing_groups(facts: Facts) -> Iterator[Problem]:
+    """Experts form equal groups; a token takes equally many experts from each of its chosen groups."""
+    model = facts.model
+    experts, groups, chosen, top = (
+        model.n_routed_experts,
+        model.n_group,
+        model.topk_group,
+        model.num_experts_per_tok,
+    )
+    if experts is None:
+        return
+    if top is not None and top > experts:
+        path = "model.num_experts_per_tok"
+        yield facts.problem(
+            path,
+            f"must be ≤ n_routed_experts {experts}",
+            f"Use at most {experts}.",
+            fixes=set_each(path, [experts, 1]),
+        )
+    if groups is not None and experts % groups:
+        path = "model.n_group"
+        yield facts.problem(
+            path,
+            f"must divide n_routed_experts {experts}",
+            f"Use {listed(divisors(experts))}.",
+            fixes=set_each(path, near(divisors(experts), groups, 8)),
+        )
+    if groups is not None and chosen is not None and chosen > groups:
+        path = "model.topk_group"
+        yield facts.problem(
+            path, f"must be ≤ n_group {groups}", f"Use at most {groups}.", fixes=set_each(path, [groups, 1])
+        )
+    elif chosen is not None and top is not None and top % chosen:
+        path = "model.topk_group"
+        yield facts.problem(
+            path,
+            f"must divide num_experts_per_tok {top}",
+            f"Use {listed(divisors(top))}.",
+            fixes=set_each(path, near(divisors(top), chosen)),
+        )
+
+
+RULES = (expert_degree, experts_exist, experts_divide, redundancy_free, routing_groups)

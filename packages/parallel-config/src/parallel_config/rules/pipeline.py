@@ -1,0 +1,140 @@
+"""Pipeline parallelism: where the layers go (specification, section 4.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallel_config.problems import Fix, Problem, show
+from parallel_config.rules.degrees import divisors, near, set_each
+from parallel_config.rules.engine import Facts, rule
+from parallel_config.stages import (
+    BadItem,
+    as_items,
+    coverage_faults,
+    even_ranges,
+    in_virtual_order,
+    parse_item,
+)
+
+_LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
+_READS = (
+    "parallelism.pipeline_parallel",
+    "parallelism.pipeline_parallel_interleave_num",
+    _LAYERS,
+    "model.num_hidden_layers",
+)
+
+
+@rule(*_READS, decides=("stage_layers",))
+def layers_per_stage(facts: Facts) -> Iterator[Problem]:
+    """With pp > 1 the layers are `auto` and divide evenly, or a list that covers each layer exactly once."""
+    if facts.parallelism.pipeline_parallel == 1:
+        return
+    written = facts.parallelism.pipeline_parallel_layers_per_stage
+    if written is None:
+        yield _not_written(facts)
+    elif isinstance(written, str):
+        yield from _automatic(facts, written)
+    else:
+        yield from _explicit(facts, written)
+
+
+def _proposal(facts: Facts) -> list[str] | None:
+    pp, chunks = facts.parallelism.pipeline_parallel, facts.parallelism.pipeline_parallel_interleave_num
+    layers = facts.model.num_hidden_layers
+    ranges = even_ranges(layers, pp * chunks) if layers is not None else None
+    return as_items(ranges, pp) if ranges else None
+
+
+def _divides(facts: Facts) -> bool:
+    pp, chunks = facts.parallelism.pipeline_parallel, facts.parallelism.pipeline_parallel_interleave_num
+    layers = facts.model.num_hidden_layers
+    return layers is None or layers % (pp * chunks) == 0
+
+
+def _fixes(facts: Facts) -> list[Fix]:
+    items = _proposal(facts)
+    fixes = set_each(_LAYERS, ["auto"]) if _divides(facts) else []
+    if items:
+        return fixes + set_each(_LAYERS, [items])
+    pp, chunks, layers = _READS[0], _READS[1], facts.model.num_hidden_layers
+    if layers is None:
+        return fixes
+    fewer = [size for size in divisors(layers) if size < facts.value(pp)]
+    return fixes + set_each(chunks, [1]) + set_each(pp, near(fewer, facts.value(pp)))
+
+
+def _not_written(facts: Facts) -> Problem:
+    pp, items = facts.parallelism.pipeline_parallel, _proposal(facts)
+    if _divides(facts):
+        suggestion = "Write auto, or list the layers of each stage."
+    elif items:
+        suggestion = f"List the layers of each stage: {show(items)}."
+    else:
+        suggestion = f"Use fewer stages: {facts.model.num_hidden_layers} layers do not fill them."
+    return facts.problem(_LAYERS, f"must be written with pipeline_parallel {pp} > 1", suggestion, fixes=_fixes(facts))
+
+
+def _automatic(facts: Facts, written: str) -> Iterator[Problem]:
+    pp, chunks = facts.parallelism.pipeline_parallel, facts.parallelism.pipeline_parallel_interleave_num
+    proposal = _proposal(facts)
+    if written.lower() != "auto":
+        yield facts.problem(
+            _LAYERS,
+            f"must be auto or a list with one text for each of the {pp} stages",
+            f"Write auto, or a list such as {show(proposal)}." if proposal else "Write auto.",
+            fixes=_fixes(facts),
+        )
+    elif not _divides(facts):
+        layers = facts.model.num_hidden_layers
+        if proposal:
+            suggestion = f"List the layers of each stage instead: {show(proposal)}."
+        else:
+            suggestion = f"Use at most {layers} stages in all, or a model with more layers."
+        yield facts.problem(
+            _LAYERS,
+            f"needs num_hidden_layers {layers} to be a multiple of pipeline_parallel {pp}"
+            f" · pipeline_parallel_interleave_num {chunks} = {pp * chunks}",
+            suggestion,
+            fixes=_fixes(facts),
+        )
+
+
+def _explicit(facts: Facts, items: tuple[str, ...]) -> Iterator[Problem]:
+    pp, chunks = facts.parallelism.pipeline_parallel, facts.parallelism.pipeline_parallel_interleave_num
+    proposal = _proposal(facts)
+    instead = (
+        f"For example: {show(proposal)}." if proposal else "Give each layer to exactly one virtual stage, in order."
+    )
+    fixes = _fixes(facts)
+    if len(items) != pp:
+        yield facts.problem(
+            _LAYERS,
+            f"must have one item for each of the {pp} stages (pipeline_parallel {pp}), and has {len(items)}",
+            instead,
+            value=list(items),
+            fixes=[*fixes, *set_each(_READS[0], [len(items)] if items else [])],
+        )
+        return
+    by_stage, malformed = [], False
+    for index, item in enumerate(items):
+        try:
+            by_stage.append(parse_item(item, index, chunks))
+        except BadItem as bad:
+            malformed = True
+            yield facts.problem(f"{_LAYERS}[{index}]", bad.rule, instead, value=item, fixes=fixes)
+    if malformed:
+        return
+    layers = facts.model.num_hidden_layers
+    for fault in coverage_faults(in_virtual_order(by_stage), layers):
+        last = "the last layer" if layers is None else f"num_hidden_layers - 1 = {layers - 1}"
+        yield facts.problem(
+            _LAYERS,
+            f"must place layers 0 to {last} once each, in the order of the virtual stages: {fault}",
+            instead,
+            value=list(items),
+            fixes=fixes,
+        )
+
+
+RULES = (layers_per_stage,)

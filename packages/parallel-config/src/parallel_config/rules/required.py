@@ -1,0 +1,48 @@
+"""Fields that have no default and must be written where their section is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from parallel_config.problems import Problem
+from parallel_config.rules.degrees import set_each
+from parallel_config.rules.engine import Facts, Rule, rule
+
+_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
+
+
+def _architecture(facts: Facts) -> str:
+    return _ARCHITECTURES.get(facts.model.model_type or "", "Qwen3ForCausalLM")
+
+
+def _model_type(facts: Facts) -> str:
+    names = {architecture: name for name, architecture in _ARCHITECTURES.items()}
+    return names.get(facts.model.architectures or "", "qwen3")
+
+
+def _required(path: str, section: str, example: Callable[[Facts], Any]) -> Rule:
+    @rule(path, decides=(path,))
+    def written(facts: Facts) -> Iterator[Problem]:
+        if facts.wrote(section) and facts.value(path) in (None, ""):
+            yield facts.problem(
+                path,
+                f"is required in section {section}",
+                f"Write, for example, {path.rpartition('.')[2]}: {example(facts)}.",
+                fixes=set_each(path, [example(facts)]),
+            )
+
+    return written
+
+
+RULES = (
+    _required("model.model_type", "model", _model_type),
+    _required("model.architectures", "model", _architecture),
+    _required("lr_scheduler.type", "lr_scheduler", lambda _: "ConstantWarmUpLR"),
+    _required(
+        "train_dataset.dataloader.type",
+        "train_dataset.dataloader",
+        lambda _: "BlendedMegatronDatasetDataLoader",
+    ),
+    _required("lora_config.target_modules", "lora_config", lambda _: ".*linear_qkv"),
+)

@@ -1,0 +1,109 @@
+"""How a field of the schema is declared: its default, the values it takes, and whether anything reads it."""
+
+from __future__ import annotations
+
+from typing import Any, NewType
+
+from attrs import Attribute, field, frozen
+
+LayerText = NewType("LayerText", str)
+"""Layers as "n" or "a-b", several separated by commas; a bare integer in the file becomes "n"."""
+
+
+@frozen
+class Limit:
+    """Values that a field takes beyond its type. `above` is a minimum that is itself excluded."""
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    options: tuple[str, ...] = ()
+    unsupported: bool = False
+
+    def rule(self) -> str:
+        """The limit as the end of a sentence that starts with the field."""
+        if self.options:
+            return "must be " + _alternatives(self.options)
+        bounds = [
+            f"{sign} {bound:g}"
+            for sign, bound in (
+                ("≥", self.minimum),
+                (">", self.above),
+                ("≤", self.maximum),
+                ("<", self.below),
+            )
+            if bound is not None
+        ]
+        return "must be " + " and ".join(bounds)
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value of the right type is within the limit."""
+        if self.options:
+            return value in self.options
+        return (
+            (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.below is None or value < self.below)
+        )
+
+    def nearest(self, value: Any) -> tuple[Any, ...]:
+        """Allowed values, the nearest first; empty where none is at hand."""
+        if self.options:
+            return self.options
+        bounds = [bound for bound in (self.minimum, self.maximum) if bound is not None]
+        kind = float if isinstance(value, float) else int
+        return tuple(kind(bound) for bound in sorted(bounds, key=lambda bound: abs(bound - value)))
+
+    def suggestion(self, value: Any) -> str:
+        """What to write instead of a value that is not allowed."""
+        choices = " or ".join(str(choice) for choice in self.nearest(value))
+        return f"Write {choices or self.rule().replace('must be', 'a number')}."
+
+
+def _alternatives(options: tuple[str, ...]) -> str:
+    return options[0] if len(options) == 1 else ", ".join(options[:-1]) + " or " + options[-1]
+
+
+def _fold(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def setting(
+    default: Any,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+    options: tuple[str, ...] = (),
+    fold_case: bool = False,
+    unsupported: bool = False,
+    reserved: bool = False,
+) -> Any:
+    """A field with its limits.
+
+    `fold_case` takes options in any case. `unsupported` marks a limit whose other values are known but not
+    offered. `reserved` marks a field that the specification accepts and nothing ever reads.
+    """
+    limit = Limit(minimum, above, maximum, below, options, unsupported)
+    return field(
+        default=default,
+        converter=_fold if fold_case else None,
+        metadata={"limit": limit if limit != _UNLIMITED else None, "reserved": reserved},
+    )
+
+
+_UNLIMITED = Limit()
+
+
+def limit_of(attribute: Attribute[Any]) -> Limit | None:
+    """The limit a field was declared with."""
+    limit: Limit | None = attribute.metadata.get("limit")
+    return limit
+
+
+def is_reserved(attribute: Attribute[Any]) -> bool:
+    """Whether the specification reserves the field."""
+    return bool(attribute.metadata.get("reserved"))

@@ -1,0 +1,96 @@
+"""Which layers each virtual stage holds: reading `pipeline_parallel_layers_per_stage` and proposing a split.
+
+Virtual stage `k * pp + i` is chunk `k` of physical stage `i`; layer ranges are closed and count from 0
+(specification, section 4.4).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from attrs import frozen
+
+Range = tuple[int, int]
+
+_PIECE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
+
+
+def even_ranges(num_layers: int, parts: int) -> tuple[Range, ...] | None:
+    """`num_layers` cut into `parts` consecutive closed ranges of nearly equal length; None if too short.
+
+    Where it does not divide, the longer ranges stand in the middle: the first and the last stage also hold
+    the embedding and the head.
+    """
+    if num_layers < parts:
+        return None
+    base, longer = divmod(num_layers, parts)
+    first_longer = (parts - longer) // 2
+    ranges, start = [], 0
+    for part in range(parts):
+        length = base + (first_longer <= part < first_longer + longer)
+        ranges.append((start, start + length - 1))
+        start += length
+    return tuple(ranges)
+
+
+def as_items(ranges: Sequence[Range], pp: int) -> list[str]:
+    """The ranges of the virtual stages as the file lists them: one text for each physical stage."""
+    pieces = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    return [", ".join(pieces[stage::pp]) for stage in range(pp)]
+
+
+@frozen
+class BadItem(Exception):
+    """An item that is no list of ranges: its index, and the rule it breaks."""
+
+    index: int
+    rule: str
+
+
+def parse_item(item: str, index: int, interleave_num: int) -> list[Range]:
+    """The ranges of one physical stage, one for each chunk. Raises `BadItem`."""
+    pieces = [piece.strip() for piece in item.split(",")]
+    ranges = []
+    for piece in pieces:
+        match = _PIECE.fullmatch(piece)
+        if match is None:
+            raise BadItem(index, f"must list layers as n or a-b, and '{piece}' is neither")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise BadItem(index, f"must list ranges upwards, and {piece} runs from {first} down to {last}")
+        ranges.append((first, last))
+    if len(ranges) != interleave_num:
+        raise BadItem(
+            index,
+            f"must list {interleave_num} range{'s' * (interleave_num > 1)}, one for each chunk"
+            f" (pipeline_parallel_interleave_num {interleave_num}), and lists {len(ranges)}",
+        )
+    return ranges
+
+
+def in_virtual_order(by_stage: Sequence[Sequence[Range]]) -> tuple[Range, ...]:
+    """Ranges by physical stage, put into the order of the virtual stages."""
+    return tuple(ranges[chunk] for chunk in range(len(by_stage[0])) for ranges in by_stage)
+
+
+def coverage_faults(ranges: Sequence[Range], num_layers: int | None) -> list[str]:
+    """What keeps ranges in virtual order from covering layers 0 to num_layers - 1 once each, upwards."""
+    faults, expected = [], 0
+    for stage, (first, last) in enumerate(ranges):
+        if first > expected:
+            gap = _layers(expected, first - 1)
+            faults.append(f"{gap} missing before virtual stage {stage}, which starts at {first}")
+        elif first < expected:
+            repeated = _layers(first, min(last, expected - 1))
+            faults.append(f"{repeated} already placed before virtual stage {stage}, which starts at {first}")
+        expected = max(expected, last + 1)
+    if num_layers is not None and expected < num_layers:
+        faults.append(f"{_layers(expected, num_layers - 1)} missing at the end")
+    if num_layers is not None and expected > num_layers:
+        faults.append(f"{_layers(num_layers, expected - 1)} beyond the last layer {num_layers - 1}")
+    return faults
+
+
+def _layers(first: int, last: int) -> str:
+    return f"layer {first} is" if first == last else f"layers {first}-{last} are"

@@ -1,0 +1,228 @@
+"""The types of the schema: what each takes from YAML, and what to write instead of what it does not take."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Union, get_args, get_origin
+
+import cattrs
+from attrs import fields_dict, has
+from cattrs.errors import BaseValidationError
+from cattrs.gen import make_dict_structure_fn, override
+
+from parallel_config.problems import show
+from parallel_config.schema.setting import LayerText
+
+_Hook = Callable[[Any, Any], Any]
+
+
+class Rejected(ValueError):
+    """A value of the wrong type: the rule it breaks, what would work, and values to put in its place."""
+
+    def __init__(self, rule: str, suggestion: str = "", instead: tuple[Any, ...] = ()) -> None:
+        super().__init__(rule)
+        self.rule = rule
+        self.suggestion = suggestion
+        self.instead = instead
+
+
+def _integer(value: Any, _: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    rule = "must be an integer"
+    if isinstance(value, bool):
+        raise Rejected(rule, "Write a number; true and false are not numbers here.", (1,))
+    if value == "None":
+        raise Rejected(rule, "Write null for no value: None is text in YAML.", (None,))
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        raise Rejected(rule, f"Write {int(value)}.", (int(value),))
+    if isinstance(value, float) and abs(value) < 2**63:
+        raise Rejected(rule, f"Write {int(value)} or {int(value) + 1}.", (int(value), int(value) + 1))
+    if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() and len(value) < 19:
+        raise Rejected(rule, f"Write {int(value)} without quotes.", (int(value),))
+    raise Rejected(rule, "Write a whole number.")
+
+
+def _number(value: Any, _: Any) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise Rejected("must be a finite number", "Write a number such as 1.0e-5.")
+        return float(value)
+    rule = "must be a number"
+    if value == "None":
+        raise Rejected(rule, "Write null for no value: None is text in YAML.", (None,))
+    try:
+        number = float(value) if isinstance(value, str) else None
+    except ValueError:
+        number = None
+    if number is not None and abs(number) < float("inf"):
+        raise Rejected(rule, f"Write {show(number)} without quotes.", (number,))
+    raise Rejected(rule, "Write a number such as 1.0e-5.")
+
+
+def _switch(value: Any, _: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    rule = "must be true or false"
+    meant = {
+        "true": True,
+        "yes": True,
+        "on": True,
+        "1": True,
+        "false": False,
+        "no": False,
+        "off": False,
+        "0": False,
+    }
+    if isinstance(value, (str, int)) and str(value).lower() in meant:
+        instead = meant[str(value).lower()]
+        raise Rejected(rule, f"Write {show(instead)} without quotes.", (instead,))
+    raise Rejected(rule, "Write true or false without quotes.", (True, False))
+
+
+def _string(value: Any, _: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        hint = "YAML reads yes, no, on, off, true and false as switches: quote the word if it is text."
+        raise Rejected("must be text", hint, (str(value).lower(),))
+    if isinstance(value, (int, float)):
+        raise Rejected("must be text", f"Quote it: '{show(value)}'.", (show(value),))
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        raise Rejected("must be text", f"Write {show(value[0])} without brackets.", (value[0],))
+    raise Rejected("must be text", "Write a word or a quoted text.")
+
+
+def _layers(value: Any, _: Any) -> LayerText:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return LayerText(str(value))
+    if isinstance(value, str):
+        return LayerText(value)
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(end, int) for end in value):
+        text = f"{value[0]}-{value[1]}"
+        raise Rejected("must be a layer or a range of layers as text", f'Write "{text}".', (text,))
+    raise Rejected("must be a layer or a range of layers as text", 'Write "3" or "0-3".')
+
+
+def _origin(kind: Any) -> Any:
+    return get_origin(kind)
+
+
+def _is_choice(kind: Any) -> bool:
+    if get_origin(kind) not in (Union, types.UnionType):
+        return False
+    return len([member for member in get_args(kind) if member is not type(None)]) > 1
+
+
+def _choice_hook(kind: Any) -> _Hook:
+    members = get_args(kind)
+    rule = "must be " + " or ".join(_name(member) for member in members)
+
+    def choose(value: Any, _: Any) -> Any:
+        if value is None and type(None) in members:
+            return None
+        for member in members:
+            wants_list = get_origin(member) is tuple
+            if member is type(None) or wants_list != isinstance(value, (list, tuple)):
+                continue
+            try:
+                return converter().structure(value, member)
+            except Rejected:
+                continue
+        raise Rejected(rule, "Write one of these.")
+
+    return choose
+
+
+def _name(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"a list of {_plural(get_args(kind)[0])}"
+    names = {bool: "true or false", str: "text", LayerText: "text", int: "an integer", float: "a number"}
+    return "null" if kind is type(None) else names.get(kind, "a mapping")
+
+
+def _plural(kind: Any) -> str:
+    return {int: "integers", float: "numbers", LayerText: 'layers such as "0-3"', str: "texts"}.get(kind, "items")
+
+
+def _sequence_hook(kind: Any) -> _Hook:
+    item = get_args(kind)[0]
+    items = list[item]  # type: ignore[valid-type]
+
+    def sequence(value: Any, _: Any) -> tuple[Any, ...]:
+        if isinstance(value, (list, tuple)):
+            return tuple(converter().structure(list(value), items))
+        if has(item) and isinstance(value, dict):
+            raise Rejected("must be a list of sections", "Start the section with '- '.", ([value],))
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            raise Rejected(f"must be a list of {_plural(item)}", f"Write [{show(value)}].", ([value],))
+        raise Rejected(f"must be a list of {_plural(item)}", "Write a list: [a, b].")
+
+    return sequence
+
+
+def _mapping_hook(kind: Any) -> _Hook:
+    item = get_args(kind)[1]
+
+    def mapping(value: Any, _: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise Rejected("must be a mapping", "Write key: value lines below it.")
+        if item is Any:
+            return dict(value)
+        return {key: _entry(key, entry, item) for key, entry in value.items()}
+
+    return mapping
+
+
+def _entry(key: str, value: Any, kind: Any) -> Any:
+    try:
+        return converter().structure(value, kind)
+    except (Rejected, BaseValidationError):
+        raise Rejected(f"must give {key} {_name(kind)}", f'Write {key}: ["0-3"].') from None
+
+
+@functools.cache
+def converter() -> cattrs.Converter:
+    """From plain values to the schema's classes; raises `Rejected`, in groups, with places."""
+    strict = cattrs.Converter(detailed_validation=True)
+    hooks: Iterable[tuple[Any, _Hook]] = (
+        (int, _integer),
+        (float, _number),
+        (bool, _switch),
+        (str, _string),
+        (LayerText, _layers),
+    )
+    for kind, hook in hooks:
+        strict.register_structure_hook(kind, hook)
+    strict.register_structure_hook_factory(_is_choice, _choice_hook)
+    strict.register_structure_hook_factory(lambda kind: _origin(kind) is tuple, _sequence_hook)
+    strict.register_structure_hook_factory(lambda kind: _origin(kind) is dict, _mapping_hook)
+    strict.register_structure_hook_factory(has, lambda cls: _section_hook(cls, strict))
+    return strict
+
+
+def _section_hook(cls: Any, strict: cattrs.Converter) -> _Hook:
+    keys = known_keys(cls)
+    takes_extra = "extra" in fields_dict(cls)
+    omitted: dict[str, Any] = {"source": override(omit=True)} if "source" in fields_dict(cls) else {}
+    build = make_dict_structure_fn(cls, strict, _cattrs_forbid_extra_keys=True, **omitted)
+
+    def hook(value: Any, _: Any) -> Any:
+        if value is None:
+            raise Rejected("is empty, and a section has fields", "Write its fields below it, or remove it.")
+        if not isinstance(value, Mapping):
+            raise Rejected("must be a section", "Write its fields as key: value lines below it.")
+        if takes_extra:
+            extra = {key: item for key, item in value.items() if key not in keys}
+            value = {**{key: item for key, item in value.items() if key in keys}, "extra": extra}
+        return build(value, cls)
+
+    return hook
+
+
+@functools.cache
+def known_keys(cls: Any) -> frozenset[str]:
+    """The keys a section knows by name."""
+    return frozenset(fields_dict(cls)) - {"extra", "source"}

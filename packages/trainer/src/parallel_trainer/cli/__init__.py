@@ -1,0 +1,46 @@
+"""The `parallel-train` command: one module per subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+
+from parallel_config import ConfigError
+
+from parallel_trainer.cli import data, run, verify
+from parallel_trainer.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; what a user can mend is one message on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="parallel-train",
+        description="Train a model over many devices from one YAML file, exactly as one device would.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (run, verify, data):
+        module.add_parser(commands)
+    args = parser.parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            return int(args.run(args))
+        except (UserError, ConfigError) as error:
+            print(error, file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("Interrupted.", file=sys.stderr)
+            return 130
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    print(f"Note: {message}", file=sys.stderr)

@@ -1,0 +1,121 @@
+"""`parallel-train run`: train what a file says."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from device_mesh import Communicator, abort_on_error, connect
+from parallel_config import ConfigError, load
+
+from parallel_trainer.errors import UserError
+from parallel_trainer.job import Job, prepare
+from parallel_trainer.launch.mpiexec import run_ranks, started_ranks
+from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
+from parallel_trainer.report.record import StepRecord
+
+if TYPE_CHECKING:
+    from parallel_trainer.trainer import Trainer
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = commands.add_parser(
+        "run",
+        help="train the model of a YAML file",
+        description="Train the model of a YAML file: on ranks started here, or on those mpiexec started it in.",
+    )
+    parser.add_argument("config", type=Path, help="the YAML file")
+    parser.add_argument("--nproc", type=int, help="ranks to start on this machine (default: 1)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for metrics and plots (default: output/NAME OF THE FILE, date and time)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the ranks, or be one of them."""
+    among = started_ranks()
+    if among is not None:
+        if args.nproc not in (None, among):
+            raise UserError(
+                f"--nproc {args.nproc} does not match: an MPI launcher started {among} ranks. Leave --nproc out there."
+            )
+        return _be_a_rank(args)
+    world_size = 1 if args.nproc is None else args.nproc
+    if world_size < 1:
+        raise UserError(f"--nproc {world_size} must be at least 1.")
+    output = args.output or Path("output") / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
+        prepare(load(args.config), world_size)  # whatever is wrong is said here, before any rank starts
+    if watched():
+        os.environ[TERMINAL_VARIABLE] = "1"
+    return run_ranks(world_size, ["-m", "parallel_trainer", "run", str(args.config), "--output", str(output)])
+
+
+def _be_a_rank(args: argparse.Namespace) -> int:
+    communicator = connect()
+    if communicator.rank:
+        warnings.simplefilter("ignore")
+    with abort_on_error(communicator, message_only=(UserError, ConfigError)):
+        job = prepare(load(args.config), communicator.size)
+        _train(job, communicator, args.output or Path("output") / args.config.stem)
+    return 0
+
+
+def _train(job: Job, communicator: Communicator, output: Path) -> None:
+    # MindSpore, matplotlib and TensorBoard, which the process that starts the ranks does without
+    from parallel_trainer.report.files import RunFiles
+    from parallel_trainer.trainer import Trainer
+
+    trainer = Trainer(job, communicator)
+    reports: list[Console | RunFiles] = (
+        [Console(job.config.training.steps), RunFiles(output)] if communicator.rank == 0 else []
+    )
+    if reports:
+        _introduce(job, trainer)
+    try:
+        tokens = job.plan.global_batch_size * job.seq_length
+        while trainer.step < job.config.training.steps:
+            lr, start = trainer.lr, time.perf_counter()
+            result = trainer.train_step()
+            seconds = time.perf_counter() - start
+            record = StepRecord(
+                step=trainer.step,
+                loss=result.loss,
+                lr=lr,
+                grad_norm=result.grad_norm,
+                tokens_per_second=tokens / seconds,
+                seconds=seconds,
+                valid_tokens=result.valid_tokens,
+                consumed_samples=trainer.step * job.plan.global_batch_size,
+                updated=result.updated,
+            )
+            for report in reports:
+                report.step(record)
+    finally:
+        for report in reports:
+            report.close()
+    if reports:
+        print(f"Metrics, TensorBoard events and the loss curve are in {output}")
+
+
+def _introduce(job: Job, trainer: Trainer) -> None:
+    plan = job.plan
+    count = sum(sharded.weight.size for sharded in trainer.chunk.weights)
+    print(
+        f"{job.config.model.model_type}: {count:,} parameters in {job.dtype}, of which this rank holds "
+        f"{trainer.chunk.weights.values.size:,}\n"
+        f"{plan.world_size} ranks = dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard}; a step is "
+        f"{plan.global_batch_size} samples of {job.seq_length} tokens in {plan.num_accumulation_steps} "
+        "micro-batches a rank",
+        flush=True,
+    )
+    for note in job.notes:
+        print(f"Note: {note}", flush=True)

@@ -1,0 +1,146 @@
+"""From the section `train_dataset` to the rows that each rank trains on, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallel_trainer.data.blend import BlendedDataset, requested_samples
+from parallel_trainer.data.gpt_dataset import Dataset, GPTDataset, check_token_ids
+from parallel_trainer.data.indexed import IndexedCorpus
+from parallel_trainer.data.sample import Batch, stack
+from parallel_trainer.data.settings import (
+    SPLITS,
+    SampleSettings,
+    Source,
+    Split,
+    sample_settings,
+    sources,
+)
+from parallel_trainer.errors import UserError
+
+SCAN_LIMIT_BYTES = 1 << 30
+"""Corpora up to this size are checked against the vocabulary at start-up, larger ones as they are read."""
+
+
+def build_dataset(
+    train_dataset: Any, *, vocab_size: int, num_samples: int | None = None, split: Split = "train"
+) -> Dataset:
+    """The dataset that a `train_dataset` section describes: a GPTDataset, or several of them mixed.
+
+    `dataloader.sizes` says how many samples are wanted: the text is read as often as that takes, and after
+    the last sample the same order comes again. Where it is not written, `num_samples` says so; where that is
+    None as well, the text is read once. Raises UserError for whatever cannot be read or trained on.
+    """
+    dataloader = train_dataset.dataloader
+    settings = sample_settings(dataloader, split=split)
+    blend, part = sources(dataloader.config, split=split)
+    corpora = [_open(source, vocab_size) for source in blend]
+    size = _size(dataloader.sizes, num_samples, split)
+    if blend[0].weight is not None:
+        return _weighted(corpora, blend, settings, part, size, vocab_size)
+    if len(corpora) == 1:
+        return GPTDataset.of(corpora[0], settings, num_samples=size, part=part, vocab_size=vocab_size)
+    datasets = [GPTDataset.of(corpus, settings, part=part, vocab_size=vocab_size) for corpus in corpora]
+    counts = [len(dataset) for dataset in datasets]
+    total = sum(counts) if size is None else min(size, sum(counts))
+    return BlendedDataset.of(datasets, weights=counts, size=total)
+
+
+class BatchLoader:
+    """The rows of one rank for any step. Which rows those are depends on the arguments and the step alone.
+
+    Step t takes samples t · global_batch_size … of the dataset, whatever the number of shards; after the last
+    sample comes the first again. Row j of shard s is sample s + data_parallel · (t · rows + j), with
+    rows = global_batch_size // data_parallel.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        global_batch_size: int,
+        local_batch_size: int,
+        data_parallel: int,
+        shard_index: int,
+        shuffle_seed: int | None = None,
+    ) -> None:
+        """`shuffle_seed` adds a permutation of the whole dataset, another one for each pass over it
+        (`dataloader.shuffle: true`). ValueError for sizes that do not divide."""
+        if global_batch_size % (data_parallel * local_batch_size):
+            raise ValueError(
+                f"global_batch_size {global_batch_size} must be a multiple of data_parallel {data_parallel} "
+                f"· local_batch_size {local_batch_size} = {data_parallel * local_batch_size}"
+            )
+        if not 0 <= shard_index < data_parallel:
+            raise ValueError(f"shard_index {shard_index} must be 0 … data_parallel {data_parallel} - 1")
+        self._dataset = dataset
+        self._rows = global_batch_size // data_parallel
+        self._local_batch_size = local_batch_size
+        self._data_parallel = data_parallel
+        self._shard_index = shard_index
+        self._shuffle_seed = shuffle_seed
+
+    def sample_numbers(self, step: int) -> np.ndarray:
+        """Numbers in the dataset of this rank's rows in step `step`, counted from 0: int64 (rows,)."""
+        row = step * self._rows + np.arange(self._rows, dtype=np.int64)
+        position = self._shard_index + self._data_parallel * row
+        passes, numbers = np.divmod(position, len(self._dataset))
+        if self._shuffle_seed is None:
+            return numbers
+        for number in np.unique(passes).tolist():
+            here = passes == number
+            permutation = np.random.default_rng((self._shuffle_seed, number)).permutation(len(self._dataset))
+            numbers[here] = permutation[numbers[here]]
+        return numbers
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        """The rows of step `step` as num_accumulation_steps batches of (local_batch_size, S)."""
+        samples = [self._dataset[number] for number in self.sample_numbers(step).tolist()]
+        size = self._local_batch_size
+        return [stack(samples[first : first + size]) for first in range(0, len(samples), size)]
+
+
+def _open(source: Source, vocab_size: int) -> IndexedCorpus:
+    corpus = IndexedCorpus.open(source.prefix)
+    if corpus.tokens.nbytes <= SCAN_LIMIT_BYTES:
+        check_token_ids(corpus, vocab_size)
+    return corpus
+
+
+def _weighted(
+    corpora: list[IndexedCorpus],
+    blend: tuple[Source, ...],
+    settings: SampleSettings,
+    part: tuple[float, float],
+    size: int | None,
+    vocab_size: int,
+) -> Dataset:
+    if size is None:
+        raise UserError(
+            "train_dataset.dataloader.sizes is not written, and a blend with weights has no length of its "
+            "own: write the number of samples, as sizes: [8000, 0, 0], or leave the weights out"
+        )
+    weights = [source.weight for source in blend if source.weight is not None]
+    counts = requested_samples(weights, size)
+    datasets = [
+        GPTDataset.of(corpus, settings, num_samples=count, part=part, vocab_size=vocab_size)
+        for corpus, count in zip(corpora, counts, strict=True)
+    ]
+    return BlendedDataset.of(datasets, weights=weights, size=sum(counts))
+
+
+def _size(sizes: Any, num_samples: int | None, split: Split) -> int | None:
+    if not sizes:
+        return num_samples
+    if len(sizes) != len(SPLITS):
+        raise UserError(
+            f"train_dataset.dataloader.sizes {list(sizes)} must be 3 numbers of samples: train, valid, test"
+        )
+    size = int(sizes[SPLITS.index(split)])
+    if size < 1:
+        raise UserError(
+            f"train_dataset.dataloader.sizes {list(sizes)} asks for {size} samples of {split}; it must be at least 1"
+        )
+    return size

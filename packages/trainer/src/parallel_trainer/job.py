@@ -1,0 +1,79 @@
+"""A configuration checked and made ready to run, before any rank starts and without importing MindSpore."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import asdict, frozen
+from parallel_config import ParallelPlan, TrainConfig, plan
+
+from parallel_trainer.data.gpt_dataset import Dataset
+from parallel_trainer.data.loader import BatchLoader, build_dataset
+from parallel_trainer.models.config import model_config
+from parallel_trainer.optim.schedules import Schedule, build_schedule
+from parallel_trainer.precision import compute_dtype
+from parallel_trainer.support import check_support, fields_without_effect
+
+
+@frozen(eq=False)
+class Job:
+    """What every rank of a run agrees on.
+
+    config:   the file.
+    plan:     what it means for this world size.
+    dtype:    float32 or float64, of weights and arithmetic.
+    schedule: learning rate by step.
+    dataset:  samples by number; only its index is in memory.
+    notes:    sentences that the user should see once.
+    """
+
+    config: TrainConfig
+    plan: ParallelPlan
+    dtype: np.dtype
+    schedule: Schedule
+    dataset: Dataset
+    notes: tuple[str, ...]
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens of a sample."""
+        length = self.config.train_dataset.dataloader.config.seq_length
+        assert length is not None, "build_dataset refuses a dataset without it"
+        return length
+
+    def loader(self, shard_index: int) -> BatchLoader:
+        """The micro-batches of one data-parallel shard."""
+        dataloader = self.config.train_dataset.dataloader
+        return BatchLoader(
+            self.dataset,
+            global_batch_size=self.plan.global_batch_size,
+            local_batch_size=self.plan.local_batch_size,
+            data_parallel=self.plan.data_parallel,
+            shard_index=shard_index,
+            shuffle_seed=dataloader.config.seed if dataloader.shuffle else None,
+        )
+
+
+def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -> Job:
+    """Infer the plan and open the data; everything that can be wrong before training starts is found here.
+
+    dtype: "float32" or "float64" to compute in that type whatever the file says.
+    Raises ConfigError for a configuration that breaks a rule, UserError for what this version cannot run or read.
+    """
+    parallel_plan = plan(config, world_size)
+    check_support(config, parallel_plan)
+    model = model_config(config.model)
+    computing, note = compute_dtype(config) if dtype is None else (np.dtype(dtype), None)
+    notes = [] if note is None else [note]
+    ignored = fields_without_effect(config)
+    if ignored:
+        notes.append(f"The file sets fields that have no effect in this version: {', '.join(ignored)}.")
+    options = asdict(config.lr_scheduler, recurse=False)
+    options |= options.pop("extra")
+    schedule = build_schedule(
+        options.pop("type"),
+        options.pop("learning_rate"),
+        total_steps=config.training.steps,
+        options={name: value for name, value in options.items() if value is not None},
+    )
+    dataset = build_dataset(config.train_dataset, vocab_size=model.vocab_size)
+    return Job(config, parallel_plan, computing, schedule, dataset, tuple(notes))

@@ -1,0 +1,67 @@
+"""What a kernel set has to offer: one signature per computation, with shapes and dtypes.
+
+Letters: B rows (sequences), S tokens of a row, V vocabulary, D size of one head, `...` any dimensions.
+Tensors are float32 or float64, all of one call alike, and results have their dtype. Every kernel that takes
+tensors is differentiable in them. What comes from the data pipeline (labels, masks, positions) stays on the
+host as NumPy arrays.
+
+Weights may have been freed and filled again between forward and backward, so a kernel keeps the weight
+tensor itself and never a view of its memory, and returns memory of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from mindspore import Tensor
+
+
+class Kernels(Protocol):
+    """The computations that models call. Heads are counted from the shapes: a part of them works as well."""
+
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """Rows of `weight` (V, features) for `ids`, int32 (...); returns (..., features).
+
+        Raises ValueError for an id outside 0 to V-1.
+        """
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias` for x (..., in), weight (out, in), bias (out,); returns (..., out)."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x / sqrt(mean(x²) + eps) * weight` over the last dimension; x (..., n), weight (n,).
+
+        Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+        """
+
+    def rotary_table(self, position_ids: np.ndarray, *, head_dim: int, theta: float) -> Any:
+        """Angles for `rotary` at int (B, S) positions: computed once per batch, used in every layer.
+
+        The value belongs to the kernel set; callers only pass it on.
+        """
+
+    def rotary(self, x: Tensor, table: Any) -> Tensor:
+        """Turn x (B, S, heads, D) by its positions, dimension i together with i + D/2.
+
+        Su et al., "RoFormer", 2021, in the half-split layout of Hugging Face checkpoints.
+        """
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Causal attention `softmax(scale * q kᵀ) v`; returns the shape of q.
+
+        q (B, S, heads, D), k and v (B, S, kv_heads, D), heads a multiple of kv_heads (else ValueError).
+        Query head h reads key/value head h // (heads // kv_heads). A token sees itself and those before it.
+        Memory grows with S, not with S².
+        """
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """`gate * sigmoid(gate) * up`, all (..., n). Shazeer, "GLU Variants Improve Transformer", 2020."""
+
+    def cross_entropy_sum(self, logits: Tensor, labels: np.ndarray, loss_mask: np.ndarray | None) -> Tensor:
+        """Sum over the tokens that count of `-log softmax(logits)[label]`, a tensor of shape ().
+
+        logits (..., V); labels int (...); loss_mask (...) multiplies each token's loss, None counts all.
+        A token with mask 0 or label -100 does not count and has gradient zero. Summed in float64.
+        Raises ValueError for another label outside 0 to V-1.
+        """

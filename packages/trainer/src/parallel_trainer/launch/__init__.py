@@ -1,0 +1,1 @@
+"""Starting ranks, and finding out how this process was started."""

@@ -1,0 +1,25 @@
+"""The models, written once in terms of kernels, and the choice among them by `model_type`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from parallel_trainer.models.config import model_config
+
+if TYPE_CHECKING:
+    from parallel_trainer.kernels.interface import Kernels
+    from parallel_trainer.models.qwen3 import Qwen3
+
+__all__ = ["build_model"]
+
+
+def build_model(section: Any, kernels: Kernels) -> Qwen3:
+    """The model that the `model` section of a file describes.
+
+    Raises UnsupportedModelError (a ValueError) as `model_config` does.
+    """
+    config = model_config(section)
+    # Checking a file needs the configuration alone; MindSpore is imported when a model is built.
+    from parallel_trainer.models.qwen3 import Qwen3
+
+    return Qwen3(config, kernels)

@@ -1,0 +1,1 @@
+"""Learning-rate schedules, weight decay rules, AdamW on flat shards, the global gradient norm."""

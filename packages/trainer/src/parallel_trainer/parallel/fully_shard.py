@@ -1,0 +1,147 @@
+"""FSDP and HSDP: weights live as flat shards and are gathered only while a unit runs.
+
+Method: ZeRO stage 3 (Rajbhandari et al., https://arxiv.org/abs/1910.02054), replicated over `dp_replicate` for HSDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import mindspore as ms
+import numpy as np
+from device_mesh import Communicator
+from mindspore import Tensor, mint
+
+from parallel_trainer.parallel.weights import Weight, initial_values, shard_sizes
+
+_MINDSPORE_DTYPES = {np.dtype(np.float32): ms.float32, np.dtype(np.float64): ms.float64}
+
+
+class AxisGroups(Protocol):
+    """This rank's group on each mesh axis: `device_mesh.AxisCommunicators`, or a plain dict."""
+
+    def __getitem__(self, axis: str, /) -> Communicator: ...
+
+
+class ShardedWeight:
+    """One weight on one rank: its piece of the flat shards, and a full tensor that has memory only while in use.
+
+    weight:   the declaration.
+    slice:    where this rank's elements lie in the rank's flat arrays of values (and gradients, if trainable).
+    sizes:    elements on each rank of the shard group; the last ranks may have fewer, or none.
+    start:    global number of this rank's first element.
+    tensor:   the full weight. Its memory is empty unless the weight is gathered.
+    """
+
+    def __init__(self, weight: Weight, group: Communicator, offset: int, dtype: np.dtype) -> None:
+        self.weight = weight
+        self.group = group
+        self.sizes = shard_sizes(weight.size, group.size)
+        self.start = sum(self.sizes[: group.rank])
+        self.slice = slice(offset, offset + self.sizes[group.rank])
+        self.nbytes = weight.size * dtype.itemsize
+        self.users = 0
+        self.values: np.ndarray
+        self.tensor: Tensor
+
+    @property
+    def stays(self) -> bool:
+        """Whether there is nothing to gather: this rank's shard is the whole weight, and the tensor is its memory."""
+        return self.group.size == 1
+
+    def attach(self, values: np.ndarray) -> None:
+        """Take this rank's elements of the flat values as memory, and make the tensor."""
+        self.values = values[self.slice]
+        if self.stays:
+            self.tensor = Tensor.from_numpy(self.values.reshape(self.weight.shape))
+        else:
+            # A tensor from an operator, because resizing the memory of one made from a NumPy array, or of a
+            # Parameter, never gives memory back (MindSpore 2.10 on CPU: one weight's size lost per gather).
+            self.tensor = mint.empty(self.weight.shape, dtype=_MINDSPORE_DTYPES[values.dtype])
+            self.tensor.untyped_storage().resize_(0)
+
+    def gather(self) -> None:
+        """Fill the tensor from all shards (all-gather over the shard group), unless a user has it gathered already."""
+        self.users += 1
+        if self.users == 1 and not self.stays:
+            self.tensor.untyped_storage().resize_(self.nbytes)
+            self.group.all_gather(self.values, sizes=self.sizes, out=self.tensor.asnumpy().reshape(-1))
+
+    def release(self) -> None:
+        """Free the tensor's memory when its last user is done."""
+        self.users -= 1
+        if self.users == 0 and not self.stays:
+            self.tensor.untyped_storage().resize_(0)
+
+
+class ShardedWeights:
+    """All weights of a model on this rank.
+
+    values:    flat array of this rank's shards, trainable weights first.
+    gradients: flat array of the trainable part's gradients, summed over the micro-batches of a step.
+    divisor:   what averaging divides each gradient by; the loss carries it as a factor to make up for it.
+
+    weights:        the model's weights; a weight that appears twice (tied) is one weight.
+    communicators:  this rank's groups by mesh axis; `fsdp` and `dp_replicate` are used.
+    dtype:          float32 or float64, of values and gradients.
+    seed:           of the initial values, which do not depend on how the weights are spread.
+    average:        average gradients over the group instead of summing (`disable_gradient_division: false`).
+    """
+
+    def __init__(
+        self,
+        weights: Iterable[Weight],
+        *,
+        communicators: AxisGroups,
+        dtype: np.dtype,
+        seed: int,
+        average: bool = False,
+    ) -> None:
+        self.replicas = communicators["dp_replicate"]
+        self.divisor = self.replicas.size * communicators["fsdp"].size if average else 1
+        unique = {weight.name: weight for weight in weights}
+        self._by_name: dict[str, ShardedWeight] = {}
+        size = self.trainable_size = 0
+        for weight in sorted(unique.values(), key=lambda weight: not weight.trainable):
+            sharded = ShardedWeight(weight, communicators[weight.axis], size, np.dtype(dtype))
+            self._by_name[weight.name] = sharded
+            size = sharded.slice.stop
+            if weight.trainable:
+                self.trainable_size = size
+        self.values = np.empty(size, dtype)
+        self.gradients = np.zeros(self.trainable_size, dtype)
+        for sharded in self:
+            sharded.attach(self.values)
+            piece = sharded.slice
+            sharded.values[...] = initial_values(
+                sharded.weight, seed=seed, start=sharded.start, stop=sharded.start + piece.stop - piece.start
+            )
+
+    def __iter__(self) -> Iterator[ShardedWeight]:
+        return iter(self._by_name.values())
+
+    def __getitem__(self, name: str) -> ShardedWeight:
+        return self._by_name[name]
+
+    @property
+    def trainable(self) -> tuple[ShardedWeight, ...]:
+        """The weights that have a gradient."""
+        return tuple(sharded for sharded in self if sharded.weight.trainable)
+
+    def add_gradient(self, sharded: ShardedWeight, gradient: np.ndarray) -> None:
+        """Reduce-scatter a full gradient over the shard group and add this rank's piece to `gradients`."""
+        flat = np.ascontiguousarray(gradient).reshape(-1)
+        mine = flat if sharded.stays else sharded.group.reduce_scatter(flat, sizes=sharded.sizes)
+        self.gradients[sharded.slice] += mine if self.divisor == 1 else mine / self.divisor
+
+    def finish_gradients(self) -> None:
+        """All-reduce the gradients over the replicas: after this they are those of the whole step."""
+        if self.replicas.size > 1:
+            self.replicas.all_reduce(self.gradients, out=self.gradients)
+
+    def full_values(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Name and full value of every weight, one at a time; collective over the shard groups."""
+        for sharded in self:
+            full = sharded.group.all_gather(sharded.values, sizes=sharded.sizes)
+            yield sharded.weight.name, full.reshape(sharded.weight.shape)

@@ -1,0 +1,1 @@
+"""What a run shows and leaves behind: a line per step, metrics.jsonl, TensorBoard events, the loss curve."""

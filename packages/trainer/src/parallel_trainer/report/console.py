@@ -1,0 +1,45 @@
+"""The terminal's view of a run: a line per step and, on a terminal, a progress bar below them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tqdm import tqdm
+
+from parallel_trainer.report.record import StepRecord
+
+# Ranks write through mpiexec's pipes; the process that started them says here whether a person is watching.
+TERMINAL_VARIABLE = "PARALLEL_TRAIN_TERMINAL"
+
+
+def watched() -> bool:
+    """Whether stderr reaches a terminal."""
+    return sys.stderr.isatty() or os.environ.get(TERMINAL_VARIABLE) == "1"
+
+
+class Console:
+    """Prints steps to stdout; the bar goes to stderr."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._bar = tqdm(total=total_steps, unit="step", ncols=100, mininterval=0.5) if watched() else None
+
+    def step(self, record: StepRecord) -> None:
+        width = len(str(self._total))
+        line = (
+            f"step {record.step:{width}d}/{self._total}  loss {record.loss:9.6f}  lr {record.lr:.3e}  "
+            f"grad_norm {record.grad_norm:9.5f}  {record.tokens_per_second:8,.0f} tokens/s  {record.seconds:6.3f} s"
+        )
+        if not record.updated:
+            line += "  skipped: not finite"
+        if self._bar is None:
+            print(line, flush=True)
+        else:
+            tqdm.write(line)
+            self._bar.set_postfix_str(f"loss {record.loss:.4f}")
+            self._bar.update()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

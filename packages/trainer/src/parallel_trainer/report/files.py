@@ -1,0 +1,53 @@
+"""What a run writes: metrics.jsonl and TensorBoard events step by step, loss_curve.png at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+from io import TextIOBase
+from pathlib import Path
+
+from attrs import asdict
+from tensorboardX import SummaryWriter
+
+from parallel_trainer.report.curve import draw_loss_curve
+from parallel_trainer.report.record import StepRecord
+
+_SCALARS = ("loss", "lr", "grad_norm", "tokens_per_second")
+
+
+class RunFiles:
+    """The files of one run in `folder`, which appears with the first step: a run that fails before leaves nothing.
+
+    metrics.jsonl holds one JSON object a step, the fields of `StepRecord`; a number that is not finite is null.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._records: list[StepRecord] = []
+        self._metrics: TextIOBase | None = None
+        self._events: SummaryWriter | None = None
+
+    def step(self, record: StepRecord) -> None:
+        if self._metrics is None or self._events is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
+            self._events = SummaryWriter(str(self.folder / "tensorboard"))
+        values = {name: _json_number(value) for name, value in asdict(record).items()}
+        self._metrics.write(json.dumps(values, allow_nan=False) + "\n")
+        self._metrics.flush()
+        for name in _SCALARS:
+            self._events.add_scalar(name, getattr(record, name), record.step)
+        self._records.append(record)
+
+    def close(self) -> None:
+        """Finish the files and draw the loss curve."""
+        if self._metrics is None or self._events is None:
+            return
+        self._metrics.close()
+        self._events.close()
+        draw_loss_curve(self._records, self.folder / "loss_curve.png")
+
+
+def _json_number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,31 @@
+"""The numbers of one step, as every report shows them."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class StepRecord:
+    """One training step.
+
+    step:              counted from 1.
+    loss:              mean over the valid tokens of the global batch.
+    lr:                the learning rate that this step applied.
+    grad_norm:         global L2 norm before clipping.
+    tokens_per_second: tokens of the global batch per second, over all ranks.
+    seconds:           of the step, reading its batch included.
+    valid_tokens:      tokens that the loss is the mean of.
+    consumed_samples:  samples of all steps so far, this one included.
+    updated:           False where a non-finite step was skipped.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens_per_second: float
+    seconds: float
+    valid_tokens: int
+    consumed_samples: int
+    updated: bool

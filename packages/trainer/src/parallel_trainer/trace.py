@@ -1,0 +1,95 @@
+"""What a run computed, step by step, kept to compare it with another run of the same file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from pathlib import Path
+
+import attrs
+import numpy as np
+from attrs import frozen
+from device_mesh import abort_on_error, connect
+from parallel_config import ConfigError, TrainConfig, load
+
+from parallel_trainer.errors import UserError
+from parallel_trainer.job import prepare
+
+
+@frozen(eq=False)
+class Trace:
+    """Losses and gradient norms of each step, and the weights after the last."""
+
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    weights: dict[str, np.ndarray]
+
+    def save(self, folder: Path) -> None:
+        """Write the trace into a folder that exists."""
+        steps = {"losses": self.losses, "grad_norms": self.grad_norms}
+        np.savez(folder / "weights.npz", **self.weights)
+        (folder / "steps.json").write_text(json.dumps(steps), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Trace:
+        """Read what `save` wrote."""
+        steps = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
+        with np.load(folder / "weights.npz") as weights:
+            return cls(tuple(steps["losses"]), tuple(steps["grad_norms"]), dict(weights))
+
+
+def on_one_rank(config: TrainConfig) -> TrainConfig:
+    """The same training with no parallelism: every degree 1, everything else as it is."""
+    fields = attrs.fields(type(config.parallelism))
+    return attrs.evolve(
+        config,
+        parallelism=attrs.evolve(
+            config.parallelism,
+            data_parallel_shard=-1,
+            **{name: getattr(fields, name).default for name in _DEGREES},
+        ),
+    )
+
+
+_DEGREES = (
+    "tensor_parallel",
+    "context_parallel",
+    "ulysses_degree_in_cp",
+    "pipeline_parallel",
+    "pipeline_parallel_interleave_num",
+    "pipeline_parallel_layers_per_stage",
+    "expert_parallel",
+    "moe_token_dispatcher_type",
+)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Be one rank of a traced run; rank 0 saves the trace into FOLDER."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--one-rank", action="store_true")
+    args = parser.parse_args(argv)
+    communicator = connect()
+    warnings.simplefilter("ignore")  # `verify` shows them
+    with abort_on_error(communicator, message_only=(UserError, ConfigError)):
+        from parallel_trainer.trainer import Trainer
+
+        config = load(args.config)
+        job = prepare(on_one_rank(config) if args.one_rank else config, communicator.size, dtype=args.dtype)
+        trainer = Trainer(job, communicator)
+        results = [trainer.train_step() for _ in range(args.steps)]
+        weights = dict(trainer.full_values())
+        if communicator.rank == 0:
+            Trace(
+                tuple(result.loss for result in results),
+                tuple(result.grad_norm for result in results),
+                weights,
+            ).save(args.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A run on this rank: everything a configuration asks for, put together, and stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mindspore as ms
+import numpy as np
+from device_mesh import AxisCommunicators, Communicator, ParallelMesh
+from parallel_config.schema import Optimizer
+
+from parallel_trainer.errors import UserError
+from parallel_trainer.job import Job
+from parallel_trainer.kernels import kernels
+from parallel_trainer.models import build_model
+from parallel_trainer.models.unit import MicroBatch
+from parallel_trainer.optim.adamw import AdamW
+from parallel_trainer.optim.decay import decays
+from parallel_trainer.parallel.chunk import Chunk
+from parallel_trainer.parallel.fully_shard import ShardedWeights
+from parallel_trainer.step import StepResult, training_step
+
+
+class Trainer:
+    """Trains the model of a `Job` on one rank of its world.
+
+    job:          what to run, from `prepare`.
+    communicator: the world, of `job.plan.world_size` ranks.
+
+    >>> trainer = Trainer(job, connect("mpi"))          # doctest: +SKIP
+    >>> result = trainer.train_step()                   # doctest: +SKIP
+    """
+
+    def __init__(self, job: Job, communicator: Communicator) -> None:
+        if communicator.size != job.plan.world_size:
+            raise UserError(
+                f"The plan is for a world of {job.plan.world_size} ranks, and {communicator.size} were started."
+            )
+        ms.set_device("CPU")
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        config, plan = job.config, job.plan
+        self.job = job
+        self.step = 0
+        self.skipped = 0
+        self.mesh = ParallelMesh(plan)
+        self.groups = AxisCommunicators(self.mesh, communicator)
+        model = build_model(config.model, kernels("cpu"))
+        weights = ShardedWeights(
+            (weight for unit in model.units for weight in unit.weights),
+            communicators=self.groups,
+            dtype=job.dtype,
+            seed=config.training.seed,
+            average=not config.parallelism.disable_gradient_division,
+        )
+        self.chunk = Chunk(model.units, weights, reshard_after_forward=plan.reshard_after_forward)
+        beta1, beta2 = config.optimizer.betas
+        self.optimizer = AdamW(
+            weights.values[: weights.trainable_size],
+            decay=_decay_mask(weights, config.optimizer),
+            betas=(beta1, beta2),
+            eps=config.optimizer.eps,
+            weight_decay=config.optimizer.weight_decay,
+        )
+        self.loader = job.loader(self.mesh.shard_index(communicator.rank))
+
+    def train_step(self) -> StepResult:
+        """Train on the next global batch. Collective over the world. Raises UserError as `training_step` does."""
+        training = self.job.config.training
+        batches = [
+            MicroBatch(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                labels=batch.labels,
+                loss_mask=batch.loss_mask,
+            )
+            for batch in self.loader.micro_batches(self.step)
+        ]
+        result = training_step(
+            self.chunk,
+            batches,
+            loss_group=self.groups["loss"],
+            optimizer=self.optimizer,
+            lr=self.lr,
+            max_norm=training.max_norm,
+            skip_non_finite=training.use_skip_step_on_nan,
+        )
+        self.step += 1
+        self.skipped = 0 if result.updated else self.skipped + 1
+        if self.skipped > training.max_consecutive_skipped_steps > 0:
+            raise UserError(
+                f"{self.skipped} steps in a row had a non-finite loss or gradient norm, and "
+                f"training.max_consecutive_skipped_steps is {training.max_consecutive_skipped_steps}."
+            )
+        return result
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the next step applies."""
+        return self.job.schedule(self.step)
+
+    def full_values(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Name and full value of every weight, one at a time. Collective over the world."""
+        return self.chunk.weights.full_values()
+
+
+def _decay_mask(weights: ShardedWeights, section: Optimizer) -> np.ndarray:
+    mask = np.empty(weights.trainable_size, np.bool_)
+    for sharded in weights.trainable:
+        mask[sharded.slice] = decays(
+            sharded.weight, include=section.weight_decay_include, exclude=section.weight_decay_exclude
+        )
+    return mask

@@ -1,0 +1,68 @@
+"""What a run shows and leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from parallel_trainer.report.console import Console
+from parallel_trainer.report.files import RunFiles
+from parallel_trainer.report.record import StepRecord
+
+
+def record(step: int, loss: float = 2.0, *, updated: bool = True) -> StepRecord:
+    return StepRecord(
+        step=step,
+        loss=loss,
+        lr=1e-3,
+        grad_norm=0.5,
+        tokens_per_second=12_345.6,
+        seconds=0.25,
+        valid_tokens=100,
+        consumed_samples=8 * step,
+        updated=updated,
+    )
+
+
+def test_files_appear_with_the_first_step(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "run"
+    files = RunFiles(folder)
+    files.close()
+    assert not folder.exists()
+    files = RunFiles(folder)
+    files.step(record(1))
+    assert json.loads((folder / "metrics.jsonl").read_text())["loss"] == 2.0  # readable while the run goes on
+    files.step(record(2, float("nan"), updated=False))
+    files.close()
+    second = json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])
+    assert second["loss"] is None
+    assert second["updated"] is False
+    assert second["consumed_samples"] == 16
+    assert (folder / "loss_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert list((folder / "tensorboard").iterdir())
+
+
+def test_a_step_is_one_line_with_its_numbers(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.delenv("PARALLEL_TRAIN_TERMINAL", raising=False)
+    console = Console(20)
+    console.step(record(3))
+    console.step(record(4, float("inf"), updated=False))
+    console.close()
+    first, second = capsys.readouterr().out.splitlines()
+    for part in ("step  3/20", "loss  2.000000", "lr 1.000e-03", "grad_norm   0.50000", "12,346 tokens/s", "0.250 s"):
+        assert part in first
+    assert "skipped" not in first
+    assert "skipped" in second
+
+
+def test_a_person_who_watches_sees_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("PARALLEL_TRAIN_TERMINAL", "1")
+    console = Console(2)
+    console.step(record(1))
+    console.step(record(2, 1.5))
+    console.close()
+    shown = capsys.readouterr()
+    assert "step 1/2" in shown.out
+    assert "100%" in shown.err
+    assert "loss 1.5000" in shown.err

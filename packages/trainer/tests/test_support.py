@@ -1,0 +1,101 @@
+"""What this version refuses to run, what it ignores aloud, and the type it computes in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from parallel_config import ConfigError, loads, plan
+from parallel_trainer.errors import UserError
+from parallel_trainer.precision import compute_dtype
+from parallel_trainer.support import check_support, fields_without_effect
+
+MODEL = """
+model:
+  model_type: qwen3
+  architectures: Qwen3ForCausalLM
+  vocab_size: 64
+  seq_length: 32
+  hidden_size: 32
+  intermediate_size: 64
+  num_hidden_layers: 4
+  num_attention_heads: 8
+  num_key_value_heads: 8
+  use_attn_mask_compression: true
+"""
+
+
+def refusal(text: str, world_size: int = 8) -> str:
+    config = loads(text + MODEL)
+    with pytest.raises(UserError) as caught:
+        check_support(config, plan(config, world_size))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "named"),
+    [
+        ("tensor_parallel: 2", ["parallelism.tensor_parallel is 2"]),
+        ("context_parallel: 4", ["parallelism.context_parallel is 4"]),
+        ("{pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto}", ["parallelism.pipeline_parallel is 2"]),
+        ("{tensor_parallel: 2, context_parallel: 2}", ["parallelism.tensor_parallel", "parallelism.context_parallel"]),
+    ],
+)
+def test_other_dimensions_are_refused_together_and_by_name(parallelism: str, named: list[str]) -> None:
+    if not parallelism.startswith("{"):
+        parallelism = "{" + parallelism + "}"
+    message = refusal(f"parallelism: {parallelism}")
+    for part in named:
+        assert part in message
+    assert message.count("cannot run yet") == len(named)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("optimizer: {type: Muon}", "Muon"),
+        ("optimizer: {amsgrad: true}", "amsgrad"),
+        ("lora_config: {target_modules: q_proj}", "lora_config"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(text: str, named: str) -> None:
+    assert named in refusal(text)
+
+
+def test_data_parallel_plans_are_accepted() -> None:
+    for shard in (-1, 1, 2, 4, 8):
+        config = loads(f"parallelism: {{data_parallel_shard: {shard}}}" + MODEL)
+        check_support(config, plan(config, 8))
+
+
+def test_fields_without_effect_are_those_the_file_wrote() -> None:
+    text = (
+        "parallelism: {cpu_offload: true}\ntrain_dataset: {num_parallel_workers: 4, dataloader: {type: MindDataset}}\n"
+    )
+    assert fields_without_effect(loads(text + MODEL)) == (
+        "parallelism.cpu_offload",
+        "train_dataset.num_parallel_workers",
+    )
+    assert fields_without_effect(loads(MODEL)) == ()
+
+
+@pytest.mark.parametrize(
+    ("params", "compute", "expected", "noted"),
+    [
+        ("float32", "float32", np.float32, False),
+        ("float64", "float64", np.float64, False),
+        ("float32", "bfloat16", np.float32, True),
+        ("bfloat16", "bfloat16", np.float32, True),
+        ("float32", "float16", np.float32, True),
+    ],
+)
+def test_type_a_cpu_computes_in(params: str, compute: str, expected: type, noted: bool) -> None:
+    config = loads(MODEL + f"  params_dtype: {params}\n  compute_dtype: {compute}\n")
+    dtype, note = compute_dtype(config)
+    assert dtype == expected
+    assert (note is not None) is noted
+    assert note is None or compute in note
+
+
+def test_type_that_does_not_exist() -> None:
+    with pytest.raises((UserError, ConfigError), match=r"compute_dtype.*float8"):
+        compute_dtype(loads(MODEL + "  compute_dtype: float8\n"))
