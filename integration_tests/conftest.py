@@ -18,6 +18,10 @@ from parallel_trainer.launch.mpiexec import rank_environment
 HERE = Path(__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-table", action="store_true", help="write what was found into docs/parity.md and README")
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     """300 documents of 1 to 60 random tokens, each ended by token 0: samples have very different numbers of EODs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import table
 from cases import CASES, GLOBAL_BATCH, SEQ_LENGTH, Case
 
 TOLERANCE = {
@@ -20,3 +21,23 @@ def test_plan_equals_one_rank(case: Case, reports: dict[int, dict[str, Any]]) ->
     assert found["fewest_valid"] < GLOBAL_BATCH * SEQ_LENGTH, "the corpus must mask some tokens"
     allowed = TOLERANCE[case.dtype]
     assert {name: found[name] for name in allowed if not found[name] <= allowed[name]} == {}
+
+
+@pytest.mark.timeout(1200)
+def test_table_shows_what_was_found(reports: dict[int, dict[str, Any]], request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--write-table"):
+        table.write(reports)
+    found = table.rows(reports)
+    claimed = table.claims(table.PAGE)
+    assert {key: runs for key, (runs, _) in claimed.items()} == {key: runs for key, (runs, _) in found.items()}
+    broken = {
+        (key, name): (largest[name], bound)
+        for key, (_, largest) in found.items()
+        for name, bound in claimed[key][1].items()
+        if not largest[name] < bound
+    }
+    assert broken == {}
+
+
+def test_readme_shows_the_same_table() -> None:
+    assert table.claims(table.README) == table.claims(table.PAGE)

@@ -36,8 +36,7 @@ class Trainer:
             raise UserError(
                 f"The plan is for a world of {job.plan.world_size} ranks, and {communicator.size} were started."
             )
-        ms.set_device("CPU")
-        ms.set_context(mode=ms.PYNATIVE_MODE)
+        _start_mindspore()
         config, plan = job.config, job.plan
         self.job = job
         self.step = 0
@@ -101,6 +100,14 @@ class Trainer:
     def full_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name and full value of every weight, one at a time. Collective over the world."""
         return self.chunk.weights.full_values()
+
+
+def _start_mindspore() -> None:
+    ms.set_device("CPU")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    # Kernels are NumPy and wait for their inputs: handing operators to MindSpore's own threads only adds waiting,
+    # half of a small model's step on one rank and more where ranks share cores.
+    ms.runtime.launch_blocking()
 
 
 def _decay_mask(weights: ShardedWeights, section: Optimizer) -> np.ndarray:

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from parallel_trainer.parallel.weights import Weight
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)  # MindSpore prints the arguments of every cell it runs
 class MicroBatch:
     """Rows that one forward pass takes, on this rank. B rows of S tokens.
 

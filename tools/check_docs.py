@@ -1,0 +1,51 @@
+"""Keep the documentation true: links lead somewhere, scenario files are valid, the parity table is the tests'."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from parallel_config import ConfigError, load, plan
+
+ROOT = Path(__file__).parents[1]
+# By how many ranks a scenario can be planned; each file in docs/scenarios must be named here.
+SCENARIOS = {"first-run.yaml": (1, 2, 4)}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Relative links and pictures of a page that do not exist."""
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    return [
+        f"{page.relative_to(ROOT)}: {target} does not exist"
+        for target in targets
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+
+
+def invalid_scenarios() -> list[str]:
+    """Scenario files that are not listed or cannot be planned."""
+    found = []
+    for path in sorted((ROOT / "docs" / "scenarios").glob("*.yaml")):
+        if path.name not in SCENARIOS:
+            found.append(f"{path.name} is not listed in {Path(__file__).name}")
+        for world_size in SCENARIOS.get(path.name, ()):
+            try:
+                plan(load(path), world_size)
+            except ConfigError as error:
+                found.append(f"{path.name} with {world_size} ranks: {error}")
+    return found
+
+
+def main() -> int:
+    """Print what is wrong; exit code 1 if anything is."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
+    problems = [problem for page in pages for problem in broken_links(page)] + invalid_scenarios()
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"{len(pages)} pages and {len(SCENARIOS)} scenarios checked")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
