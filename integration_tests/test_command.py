@@ -17,6 +17,7 @@ import pytest
 from cases import Case
 
 BIN = Path(sys.executable).parent
+RANK = [sys.executable, "-m", "parallel_trainer"]
 COMMAND = [str(BIN / "parallel-train")]
 pytestmark = pytest.mark.timeout(300)
 
@@ -140,7 +141,7 @@ def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(long_run, config: Pat
 
 def test_rank_that_is_killed_takes_the_job_down(long_run, config: Path) -> None:
     process, _ = long_run
-    ranks = [other for other in running(str(config)) if "parallel_trainer" in other.cmdline()]
+    ranks = [other for other in running(str(config)) if other.cmdline()[:3] == RANK]
     assert len(ranks) == 2
     ranks[1].kill()
     assert process.wait(10) != 0
