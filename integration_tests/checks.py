@@ -15,7 +15,8 @@ import psutil
 from attrs import evolve
 from device_mesh import Communicator, connect
 from mindspore import Tensor, mint
-from parallel_trainer.models.unit import MicroBatch, Unit
+from parallel_trainer.batch import MicroBatch
+from parallel_trainer.models.unit import Unit
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.gradient_norm import clip_coefficient, global_norm
 from parallel_trainer.parallel.chunk import Chunk
@@ -69,15 +70,25 @@ def scalar_step(
     return result, float(held[0])
 
 
-def uneven_valid_tokens(communicator: Communicator) -> dict[str, float]:
-    """PUB-LOSS-01: four parts with 6, 3, 1 and 2 valid tokens, on 2 ranks x 2, 4 ranks x 1, 1 rank x 4."""
+def uneven_valid_tokens(communicator: Communicator) -> dict[str, list[float]]:
+    """PUB-LOSS-01: four parts with 6, 3, 1 and 2 valid tokens, on 2 ranks x 2, 4 ranks x 1, 1 rank x 4.
+
+    In every layout of the ranks and with both reductions; returns the values of each by name.
+    """
     parts = [(12.0, 6.0, 6), (9.0, 9.0, 3), (5.0, 8.0, 1), (4.0, 1.0, 2)]
     each = len(parts) // communicator.size
     mine = parts[communicator.rank * each : (communicator.rank + 1) * each]
-    result, gradient = scalar_step(
-        [scalar_part(*part) for part in mine], communicator, hsdp(communicator, communicator.size)
-    )
-    return {"loss": result.loss, "gradient": gradient, "valid_tokens": result.valid_tokens}
+    found = {}
+    for dp_shard in (size for size in (1, 2, 4) if communicator.size % size == 0):
+        for average in (False, True):
+            batches = [scalar_part(*part) for part in mine]
+            result, gradient = scalar_step(batches, communicator, hsdp(communicator, dp_shard), average=average)
+            found[f"dp_shard {dp_shard}, {'mean' if average else 'sum'}"] = [
+                result.loss,
+                gradient,
+                result.valid_tokens,
+            ]
+    return found
 
 
 def sum_or_average(communicator: Communicator) -> dict[str, float]:
@@ -150,20 +161,29 @@ class Sum(Unit):
         return mint.sum(x * x)
 
 
-def _stack(communicator: Communicator, width: int, depth: int, frozen: tuple[int, ...] = ()) -> Chunk:
+def _stack(
+    communicator: Communicator,
+    width: int,
+    depth: int,
+    *,
+    frozen: tuple[int, ...] = (),
+    dp_shard: int | None = None,
+    reshard: bool = True,
+) -> Chunk:
     declared = [Weight(f"layer.{i}.w", (width, width), init=Normal(0.1)) for i in range(depth)]
     declared = [evolve(weight, trainable=i not in frozen) for i, weight in enumerate(declared)]
     weights = ShardedWeights(
-        declared, communicators=hsdp(communicator, communicator.size), dtype=np.dtype(np.float64), seed=1
+        declared,
+        communicators=hsdp(communicator, dp_shard or communicator.size),
+        dtype=np.dtype(np.float64),
+        seed=1,
     )
-    return Chunk([*(Square([weight]) for weight in declared), Sum([])], weights, reshard_after_forward=True)
+    return Chunk([*(Square([weight]) for weight in declared), Sum([])], weights, reshard_after_forward=reshard)
 
 
-def memory(communicator: Communicator) -> dict[str, float]:
-    """Bytes of weights in memory while six equal units run, and how the process grows over 20 passes."""
-    width, depth = 400, 6
-    chunk = _stack(communicator, width, depth)
-    x, peak, resident = Tensor(np.ones((2, width))), 0, []
+def _peak_gathered(chunk: Chunk, passes: int) -> tuple[int, list[int]]:
+    """Largest number of bytes of gathered weights during `passes`, and the process's resident memory after each."""
+    x, peak, resident = Tensor(np.ones((2, 400))), 0, []
     gather = ShardedWeight.gather
 
     def measured(sharded: ShardedWeight) -> None:
@@ -173,21 +193,32 @@ def memory(communicator: Communicator) -> dict[str, float]:
 
     ShardedWeight.gather = measured  # type: ignore[method-assign]
     try:
-        for _ in range(25):
+        for _ in range(passes):
             _, tape = chunk.forward(x, None)  # type: ignore[arg-type]
             chunk.backward(tape, Tensor(np.array(1.0)))
+            chunk.end_step()
             gc.collect()
             resident.append(psutil.Process().memory_info().rss)
     finally:
         ShardedWeight.gather = gather  # type: ignore[method-assign]
-    left = sum(sharded.tensor.untyped_storage().size() for sharded in chunk.weights)
-    unit = width * width * 8
-    return {
-        "shards_in_units": chunk.weights.values.nbytes / unit,
-        "peak_gathered_in_units": peak / unit,
-        "left_gathered": left,
-        "growth_in_units": (resident[-1] - resident[4]) / unit,
-    }
+    return peak, resident
+
+
+def memory(communicator: Communicator) -> dict[str, Any]:
+    """Weights in memory while six equal units run, in units of one: FSDP, HSDP, and kept gathered."""
+    unit = 400 * 400 * 8
+    found = {}
+    for name, dp_shard, reshard, passes in (("fsdp", 4, True, 25), ("hsdp", 2, True, 2), ("never", 4, False, 2)):
+        chunk = _stack(communicator, 400, 6, dp_shard=dp_shard, reshard=reshard)
+        peak, resident = _peak_gathered(chunk, passes)
+        found[name] = {
+            "shards": chunk.weights.values.nbytes / unit,
+            "peak_gathered": peak / unit,
+            "left_gathered": sum(sharded.tensor.untyped_storage().size() for sharded in chunk.weights),
+        }
+        if name == "fsdp":
+            found["growth"] = (resident[-1] - resident[4]) / unit
+    return found
 
 
 def frozen_weights(communicator: Communicator) -> dict[str, Any]:
@@ -195,7 +226,7 @@ def frozen_weights(communicator: Communicator) -> dict[str, Any]:
     x = Tensor(np.linspace(-1, 1, 14).reshape(2, 7))
     gradients = []
     for frozen in ((), (1,)):
-        chunk = _stack(communicator, 7, 3, frozen)
+        chunk = _stack(communicator, 7, 3, frozen=frozen)
         _, tape = chunk.forward(x, None)  # type: ignore[arg-type]
         chunk.backward(tape, Tensor(np.array(1.0 / communicator.size)))
         chunk.weights.finish_gradients()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from cases import BASELINES, CASES, STEPS, Case
@@ -19,17 +20,19 @@ from device_mesh import Communicator, abort_on_error, connect
 from parallel_config import loads
 from parallel_trainer.cli.verify import largest_weight_difference
 from parallel_trainer.job import prepare
-from parallel_trainer.trace import Trace
+from parallel_trainer.trace import Trace, describe
 from parallel_trainer.trainer import Trainer
 
 
-def trace(case: Case, corpus: str, communicator: Communicator) -> tuple[Trace, list[int]]:
-    """Train a case; also the numbers of valid tokens by step."""
+def trace(case: Case, corpus: str, communicator: Communicator) -> tuple[Trace, bool]:
+    """Train a case; also whether the ranks ever had different numbers of valid tokens in a step."""
     trainer = Trainer(prepare(loads(case.yaml(corpus)), communicator.size), communicator)
     results = [trainer.train_step() for _ in range(STEPS)]
     weights = dict(trainer.full_values())
     losses, norms = ([getattr(result, name) for result in results] for name in ("loss", "grad_norm"))
-    return Trace(tuple(losses), tuple(norms), weights), [result.valid_tokens for result in results]
+    own = [sum(batch.valid_tokens() for batch in trainer.loader.micro_batches(step)) for step in range(STEPS)]
+    lowest, highest = (communicator.all_reduce(np.array(own), op) for op in ("min", "max"))
+    return Trace(describe(trainer.job.plan), tuple(losses), tuple(norms), weights), bool((lowest < highest).any())
 
 
 def differences(alone: Trace, together: Trace) -> dict[str, float]:
@@ -50,13 +53,13 @@ def main(corpus: str, folder: Path) -> None:
             for baseline in BASELINES:
                 (folder / baseline.baseline).mkdir()
                 trace(baseline, corpus, communicator)[0].save(folder / baseline.baseline)
-        found: dict[str, dict[str, float]] = {}
+        found: dict[str, dict[str, Any]] = {}
         for case in CASES:
             if case.world == communicator.size:
-                together, valid = trace(case, corpus, communicator)
+                together, uneven = trace(case, corpus, communicator)
                 if first:
                     alone = Trace.load(folder / case.baseline)
-                    found[case.name] = differences(alone, together) | {"fewest_valid": min(valid)}
+                    found[case.name] = differences(alone, together) | {"uneven": uneven}
         checks = {check.__name__: check(communicator) for check in CHECKS if communicator.size in CHECKS[check]}
         if first:
             report = {"cases": found, "checks": checks}

@@ -13,7 +13,8 @@ Reports = dict[int, dict[str, Any]]
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_loss_is_the_mean_over_valid_tokens_of_the_global_batch(reports: Reports, world: int) -> None:
     found = reports[world]["checks"]["uneven_valid_tokens"]
-    assert found == pytest.approx({"loss": 2.5, "gradient": 2.0, "valid_tokens": 12})
+    assert len(found) == 2 * {1: 1, 2: 2, 4: 3}[world]
+    assert found == {layout: pytest.approx([2.5, 2.0, 12]) for layout in found}
 
 
 def test_gradient_does_not_depend_on_layout_or_reduction(reports: Reports) -> None:
@@ -36,13 +37,15 @@ def test_weight_that_four_ranks_do_not_divide(reports: Reports) -> None:
     assert found["freed_bytes"] == 0
 
 
-def test_rank_holds_its_shards_and_one_unit(reports: Reports) -> None:
-    found = reports[4]["checks"]["memory"]
-    assert found["shards_in_units"] == 6 / 4
-    assert found["peak_gathered_in_units"] == 1
-    assert found["left_gathered"] == 0
-    # 20 passes gather each of 6 units 40 times; memory that is not given back shows as 240 units.
-    assert found["growth_in_units"] < 12
+@pytest.mark.parametrize(("name", "shards", "peak"), [("fsdp", 6 / 4, 1), ("hsdp", 6 / 2, 1), ("never", 6 / 4, 6)])
+def test_rank_holds_its_shards_and_the_unit_that_runs(reports: Reports, name: str, shards: float, peak: int) -> None:
+    found = reports[4]["checks"]["memory"][name]
+    assert found == {"shards": shards, "peak_gathered": peak, "left_gathered": 0}
+
+
+def test_memory_of_gathered_weights_is_given_back(reports: Reports) -> None:
+    # 20 passes gather each of 6 units twice; memory that is not given back shows as 240 units.
+    assert reports[4]["checks"]["memory"]["growth"] < 12
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -78,6 +78,9 @@ def test_run_starts_ranks_and_leaves_metrics_events_and_a_curve(config: Path, tm
     )
     assert joined.returncode == 0, joined.stderr
     assert [step["loss"] for step in metrics(tmp_path / "joined")] == [step["loss"] for step in steps]
+    # A folder with the metrics of one run is not written over by another.
+    refused(call("run", config, "--nproc", "2", "--output", "joined", cwd=tmp_path), "joined", "another run")
+    assert len(metrics(tmp_path / "joined")) == 5
 
 
 def test_bfloat16_computes_in_float32_and_says_so_once(config: Path, tmp_path: Path) -> None:
@@ -90,9 +93,27 @@ def test_bfloat16_computes_in_float32_and_says_so_once(config: Path, tmp_path: P
 def test_verify_compares_with_one_rank(config: Path, tmp_path: Path) -> None:
     done = call("verify", config, "--nproc", "2", "--steps", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "dp_replicate 1 x dp_shard 2" in done.stdout
+    assert "1 rank (dp_replicate 1 x dp_shard 1) against 2 ranks (dp_replicate 1 x dp_shard 2), float64" in done.stdout
     assert "Equal within loss 1e-09, grad norm 1e-09, weights 1e-09" in done.stdout
     assert not (tmp_path / "output").exists()
+
+
+def test_verify_finds_a_rank_whose_learning_rate_is_off_by_a_millionth(
+    config: Path, tmp_path: Path, monkeypatch
+) -> None:
+    fault = """
+import os
+if os.environ.get("PMI_RANK") == "1":
+    from parallel_trainer.optim.adamw import AdamW
+    right = AdamW.step
+    AdamW.step = lambda self, gradients, *, lr: right(self, gradients, lr=lr * (1 + 1e-6))
+"""
+    (tmp_path / "sitecustomize.py").write_text(fault, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = call("verify", edited(config, warmup_steps="0"), "--nproc", "2", "--steps", "2", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "DIFFERENT: " in done.stdout
+    assert "weights by" in done.stdout
 
 
 def running(marker: str) -> list[psutil.Process]:
@@ -128,15 +149,26 @@ def long_run(config: Path, tmp_path: Path):
         process.wait(30)
 
 
-def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(long_run, config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "terminal closed"])
+def test_interrupt_ends_all_ranks_and_keeps_what_was_measured(long_run, config, tmp_path, number) -> None:
     process, log = long_run
     assert len(running(str(config))) >= 3
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.wait(20) == 130, log.read_text()
     assert running(str(config)) == []
     assert "Traceback" not in log.read_text()
     assert metrics(tmp_path / "out")
-    assert (tmp_path / "out" / "loss_curve.png").exists()
+    assert (tmp_path / "out" / "loss_curve.png").read_bytes().endswith(b"IEND\xaeB`\x82")
+
+
+def test_ranks_end_when_the_process_that_started_them_is_killed(long_run, config: Path) -> None:
+    process, _ = long_run
+    process.kill()
+    process.wait(5)
+    deadline = time.monotonic() + 10
+    while running(str(config)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert running(str(config)) == []
 
 
 def test_rank_that_is_killed_takes_the_job_down(long_run, config: Path) -> None:
@@ -144,7 +176,9 @@ def test_rank_that_is_killed_takes_the_job_down(long_run, config: Path) -> None:
     ranks = [other for other in running(str(config)) if other.cmdline()[:3] == RANK]
     assert len(ranks) == 2
     ranks[1].kill()
-    assert process.wait(10) != 0
+    _, alive = psutil.wait_procs([ranks[0]], timeout=10)
+    assert alive == []
+    assert process.wait(30) not in (0, None)
     assert running(str(config)) == []
 
 
@@ -217,3 +251,4 @@ def test_loss_that_is_not_finite_ends_the_run_once_and_names_the_numbers(config:
     assert done.stderr.count("training cannot go on") == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert metrics(tmp_path / "out")[0]["step"] == 1
+    assert (tmp_path / "out" / "loss_curve.png").read_bytes().endswith(b"IEND\xaeB`\x82")

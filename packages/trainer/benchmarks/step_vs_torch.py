@@ -26,11 +26,11 @@ if _missing := openblas_environment(os.environ):
 import numpy as np
 import torch
 from mindspore import Tensor, ops
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models.config import Qwen3Config
 from parallel_trainer.models.qwen3 import Qwen3
 from parallel_trainer.models.single import initial_weights
-from parallel_trainer.models.unit import MicroBatch
 from transformers import Qwen3Config as PeerConfig
 from transformers import Qwen3ForCausalLM
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import transformers.models.qwen3.modeling_qwen3 as peer
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models.config import Qwen3Config
 from parallel_trainer.models.qwen3 import Qwen3
 from parallel_trainer.models.single import logits, loss_and_gradients
-from parallel_trainer.models.unit import MicroBatch
 from transformers import Qwen3Config as PeerConfig
 
 ROWS, TOKENS, VOCABULARY = 2, 150, 61

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from parallel_trainer.cli.verify import _compare, largest_weight_difference
-from parallel_trainer.launch.mpiexec import started_ranks
+from parallel_trainer.launch.joining import started_ranks
 from parallel_trainer.trace import Trace
 
 
@@ -13,10 +17,37 @@ def test_ranks_started_by_a_launcher() -> None:
     assert started_ranks({}) is None
     assert started_ranks({"PMI_SIZE": "4", "PMI_RANK": "1"}) == 4
     assert started_ranks({"OMPI_COMM_WORLD_SIZE": "2"}) == 2
+    assert started_ranks({"MS_WORKER_NUM": "8", "RANK_ID": "3"}) == 8
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "named"),
+    [
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "launcher started 4 ranks, and MPI connects 1"),
+        ("MS_WORKER_NUM", "RANK_ID", "msrun started 4 workers"),
+    ],
+)
+def test_ranks_that_mpi_does_not_connect_do_not_train_copies(size: str, rank: str, named: str, tmp_path) -> None:
+    """Each process of a launcher that mpi4py does not know sees a world of one; only rank 0 says so."""
+    program = "from parallel_trainer.launch.joining import join\njoin()"
+    said = []
+    for number in ("0", "1"):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment | {size: "4", rank: number},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode != 0
+        said.append(done.stderr)
+    assert named in said[0]
+    assert "started 4" not in said[1]
 
 
 def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5) -> Trace:
-    return Trace((3.0, loss), (4.0, norm), {"a": np.array([0.25, 0.125]), "b": np.array([weight, -1.0])})
+    return Trace("1 rank", (3.0, loss), (4.0, norm), {"a": np.array([0.25, 0.125]), "b": np.array([weight, -1.0])})
 
 
 @pytest.mark.parametrize(
@@ -35,8 +66,15 @@ def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5) -> Trace:
     ],
 )
 def test_verdict(other: Trace, dtype: str, equal: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _compare(trace(), other, "2 ranks", dtype) is equal
+    assert _compare(trace(), other, dtype) is equal
     assert ("DIFFERENT" in capsys.readouterr().out) is not equal
+
+
+def test_weight_that_is_not_a_number_is_the_largest_difference() -> None:
+    alone = {name: np.ones(2) for name in "abc"}
+    name, difference, relative = largest_weight_difference(alone, alone | {"a": np.array([1.0, np.nan])})
+    assert name == "a"
+    assert np.isnan([difference, relative]).all()
 
 
 def test_largest_weight_difference_names_the_weight() -> None:

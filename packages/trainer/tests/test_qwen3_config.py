@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from parallel_config import loads
-from parallel_trainer.models.config import Qwen3Config, UnsupportedModelError, check_model, model_config
+from parallel_trainer.models.config import Qwen3Config, UnsupportedModelError, model_config
 
 SIZES = {
     "vocab_size": 64,
@@ -48,17 +48,17 @@ def test_a_section_becomes_a_config_and_silent_fields_have_the_defaults_of_the_f
 )
 def test_what_would_change_the_computation_is_refused(name, value):
     with pytest.raises(UnsupportedModelError, match=rf"model\.{name} is .*Qwen3 cannot do that here") as caught:
-        check_model(section(**{name: value}))
+        model_config(section(**{name: value}))
     assert repr(value) in str(caught.value)
 
 
 def test_fields_that_the_schema_does_not_list_are_seen_too():
     with pytest.raises(UnsupportedModelError, match="use_sliding_window is True"):
-        check_model(section(extra={"use_sliding_window": True}))
+        model_config(section(extra={"use_sliding_window": True}))
 
 
 def test_values_that_ask_for_what_is_computed_anyway_are_accepted():
-    check_model(
+    model_config(
         section(
             hidden_act="silu",
             normalization="RMSNorm",
@@ -72,7 +72,7 @@ def test_values_that_ask_for_what_is_computed_anyway_are_accepted():
 
 def test_all_problems_come_at_once():
     with pytest.raises(ValueError, match="cannot be built as Qwen3") as caught:
-        check_model(section(hidden_act="gelu", hidden_size=None, attention_dropout=0.5))
+        model_config(section(hidden_act="gelu", hidden_size=None, attention_dropout=0.5))
     assert [line.split(":")[0].split()[1] for line in str(caught.value).splitlines()[1:]] == [
         "model.hidden_size",
         "model.hidden_act",
@@ -82,7 +82,7 @@ def test_all_problems_come_at_once():
 
 def test_sizes_that_contradict_each_other_are_refused_with_sizes_that_work():
     with pytest.raises(UnsupportedModelError) as caught:
-        check_model(section(num_key_value_heads=3, head_dim=7))
+        model_config(section(num_key_value_heads=3, head_dim=7))
     message = str(caught.value)
     assert "num_key_value_heads is 3: it has to divide num_attention_heads 4; use one of 1, 2, 4." in message
     assert "head_dim is 7" in message
@@ -91,7 +91,7 @@ def test_sizes_that_contradict_each_other_are_refused_with_sizes_that_work():
 
 def test_an_unknown_model_type_is_answered_with_those_that_exist():
     with pytest.raises(ValueError, match=r"model_type is 'llama'.*one of 'qwen3'"):
-        check_model(SimpleNamespace(model_type="llama"))
+        model_config(SimpleNamespace(model_type="llama"))
 
 
 def test_the_model_section_of_a_file_is_understood():

@@ -8,11 +8,11 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, ops
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models.config import Qwen3Config
 from parallel_trainer.models.qwen3 import Qwen3
 from parallel_trainer.models.single import initial_weights, logits, loss_and_gradients
-from parallel_trainer.models.unit import MicroBatch
 
 TINY = Qwen3Config(
     vocab_size=29,

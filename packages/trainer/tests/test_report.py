@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from parallel_trainer.report.console import Console
-from parallel_trainer.report.files import RunFiles
+from parallel_trainer.report.files import RunFiles, draw_curve_of
 from parallel_trainer.report.record import StepRecord
 
 
@@ -35,6 +35,7 @@ def test_files_appear_with_the_first_step(tmp_path: Path) -> None:
     assert json.loads((folder / "metrics.jsonl").read_text())["loss"] == 2.0  # readable while the run goes on
     files.step(record(2, float("nan"), updated=False))
     files.close()
+    draw_curve_of(folder)
     second = json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])
     assert second["loss"] is None
     assert second["updated"] is False

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 from attrs import asdict, frozen
 from parallel_config import ParallelPlan, TrainConfig, plan
 
 from parallel_trainer.data.gpt_dataset import Dataset
 from parallel_trainer.data.loader import BatchLoader, build_dataset
+from parallel_trainer.errors import UserError
 from parallel_trainer.models.config import model_config
 from parallel_trainer.optim.schedules import Schedule, build_schedule
 from parallel_trainer.precision import compute_dtype
-from parallel_trainer.support import check_support, fields_without_effect
+from parallel_trainer.support import fields_without_effect, refusals
+
+T = TypeVar("T")
 
 
 @frozen(eq=False)
@@ -57,23 +63,39 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     """Infer the plan and open the data; everything that can be wrong before training starts is found here.
 
     dtype: "float32" or "float64" to compute in that type whatever the file says.
-    Raises ConfigError for a configuration that breaks a rule, UserError for what this version cannot run or read.
+    Raises ConfigError for a configuration that breaks a rule, one UserError with all that this version cannot run or
+    read.
     """
     parallel_plan = plan(config, world_size)
-    check_support(config, parallel_plan)
-    model = model_config(config.model)
-    computing, note = compute_dtype(config) if dtype is None else (np.dtype(dtype), None)
+    found = [f"  - {refusal}" for refusal in refusals(config, parallel_plan)]
+
+    def attempt(build: Callable[[], T]) -> T | None:
+        try:
+            return build()
+        except UserError as error:
+            found.append(f"  - {error}")
+            return None
+
+    model = attempt(lambda: model_config(config.model))
+    computing = attempt(lambda: compute_dtype(config) if dtype is None else (np.dtype(dtype), None))
+    schedule = attempt(lambda: _schedule(config))
+    dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
+    if found or not (model and computing and schedule and dataset):
+        raise UserError("\n".join(["This version cannot train with this file:", *found]))
+    chosen, note = computing
     notes = [] if note is None else [note]
     ignored = fields_without_effect(config)
     if ignored:
         notes.append(f"The file sets fields that have no effect in this version: {', '.join(ignored)}.")
+    return Job(config, parallel_plan, chosen, schedule, dataset, tuple(notes))
+
+
+def _schedule(config: TrainConfig) -> Schedule:
     options = asdict(config.lr_scheduler, recurse=False)
     options |= options.pop("extra")
-    schedule = build_schedule(
+    return build_schedule(
         options.pop("type"),
         options.pop("learning_rate"),
         total_steps=config.training.steps,
         options={name: value for name, value in options.items() if value is not None},
     )
-    dataset = build_dataset(config.train_dataset, vocab_size=model.vocab_size)
-    return Job(config, parallel_plan, computing, schedule, dataset, tuple(notes))

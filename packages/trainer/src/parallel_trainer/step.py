@@ -10,8 +10,8 @@ from attrs import frozen
 from device_mesh import Communicator
 from mindspore import Tensor
 
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.errors import UserError
-from parallel_trainer.models.unit import MicroBatch
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.gradient_norm import clip_coefficient, global_norm
 from parallel_trainer.parallel.chunk import Chunk
@@ -58,7 +58,7 @@ def training_step(
     Raises UserError for a batch without a valid token and for a non-finite loss or norm; weights are then unchanged.
     """
     weights = chunk.weights
-    valid_tokens = _total(loss_group, sum(_valid(batch) for batch in micro_batches))
+    valid_tokens = _total(loss_group, sum(batch.valid_tokens() for batch in micro_batches))
     if not valid_tokens:
         raise UserError(
             "The global batch has no token to learn from: loss_mask is 0 everywhere. A step needs at least one; "
@@ -86,10 +86,6 @@ def training_step(
             "or set training.use_skip_step_on_nan: true to skip such steps."
         )
     return StepResult(loss_mean, norm, int(valid_tokens), updated)
-
-
-def _valid(batch: MicroBatch) -> float:
-    return float(batch.input_ids.size if batch.loss_mask is None else batch.loss_mask.sum())
 
 
 def _total(group: Communicator, value: float) -> float:

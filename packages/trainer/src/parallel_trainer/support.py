@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from attrs import fields
 from parallel_config import ParallelPlan, TrainConfig, written_fields
 
-from parallel_trainer.errors import UserError
-
-# Sections and fields that a file may hold for the reference's sake and that change nothing here.
-_WITHOUT_EFFECT = (
-    "callbacks",
-    "checkpoint",
-    "context",
-    "inference",
-    "monitor",
-    "optimizer.enable_fused_opt",
-    "optimizer.use_fused",
-    "parallelism.cpu_offload",
-    "parallelism.dense_fsdp_shard_size",
-    "parallelism.enable_mc2",
-    "profiler",
-    "recompute",
-    "recompute_comm",
-    "run_mode",
-    "swap",
-    "train_dataset.balance_enabled",
-    "train_dataset.drop_remainder",
-    "train_dataset.numa_enable",
-    "train_dataset.num_parallel_workers",
-    "train_dataset.prefetch_size",
-    "train_dataset.use_distribute_dataset",
-    "train_dataset.dataloader.python_multiprocessing",
-)
+from parallel_trainer.models.config import Qwen3Config
 
 _DIMENSIONS = (
     ("tp", "tensor_parallel", "tensor parallelism"),
@@ -40,36 +17,63 @@ _DIMENSIONS = (
 )
 
 
-def check_support(config: TrainConfig, plan: ParallelPlan) -> None:
-    """Raise one UserError with everything in a valid file that this version cannot train with."""
-    refusals = []
+def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
+    """A sentence for everything in a valid file that this version cannot train with, outside model and data."""
     for attribute, field, dimension in _DIMENSIONS:
         degree = getattr(plan, attribute)
         if degree > 1:
-            refusals.append(f"parallelism.{field} is {degree}: {dimension} cannot run yet, only degree 1.")
+            yield f"parallelism.{field} is {degree}: {dimension} cannot run yet, only degree 1."
     written = written_fields(config)
-    if any(path == "lora_config" or path.startswith("lora_config.") for path in written):
-        refusals.append(
-            "lora_config: low-rank adapters cannot be trained yet; remove the section to train all weights."
-        )
+    if "lora_config" in written:
+        yield "lora_config: low-rank adapters cannot be trained yet; remove the section to train all weights."
+    if config.training.steps < 1:
+        yield f"training.steps is {config.training.steps}: there is nothing to train; at least 1 step is needed."
     if config.training.rampup_batch_size:
-        refusals.append("training.rampup_batch_size: the batch size cannot grow during a run yet; remove the field.")
+        yield "training.rampup_batch_size: the batch size cannot grow during a run yet; remove the field."
     if config.optimizer.type != "AdamW":
-        refusals.append(f"optimizer.type {config.optimizer.type!r}: only AdamW exists yet.")
+        yield f"optimizer.type {config.optimizer.type!r}: only AdamW exists yet."
     for field in ("amsgrad", "maximize"):
         if getattr(config.optimizer, field):
-            refusals.append(f"optimizer.{field}: this AdamW does not have it yet; remove the field.")
-    if refusals:
-        raise UserError(
-            "This version trains with data parallelism (FSDP/HSDP) and cannot run the plan:\n"
-            + "\n".join(f"  - {refusal}" for refusal in refusals)
-        )
+            yield f"optimizer.{field}: this AdamW does not have it yet; remove the field."
+
+
+def _under(section: str, *names: str) -> frozenset[str]:
+    return frozenset(f"{section}.{name}" for name in names)
+
+
+# Every field that has an effect, or whose only values that this version accepts are those it does anyway.
+_ACTED_ON = (
+    _under("parallelism", "data_parallel_shard", "reshard_after_forward_policy", "disable_gradient_division")
+    | _under("parallelism", *(field for _, field, _ in _DIMENSIONS))
+    | _under("training", "steps", "local_batch_size", "global_batch_size", "max_norm", "seed", "deterministic")
+    | _under("training", "use_skip_step_on_nan", "max_consecutive_skipped_steps", "rampup_batch_size")
+    | _under("optimizer", "type", "betas", "eps", "weight_decay", "weight_decay_include", "weight_decay_exclude")
+    | _under("optimizer", "amsgrad", "maximize")
+    | _under("lr_scheduler", "type", "learning_rate", "warmup_steps", "warmup_ratio", "warmup_lr_init", "lr_end")
+    | _under("lr_scheduler", "decay_steps", "decay_start_steps", "total_steps")
+    | _under("model", "model_type", "architectures", "seq_length", *(field.name for field in fields(Qwen3Config)))
+    | _under("model", "max_position_embeddings", "params_dtype", "compute_dtype", "hidden_act", "normalization")
+    | _under("model", "rope_scaling", "attention_dropout", "add_bias_linear", "gated_linear_unit")
+    | _under("model", "multi_latent_attention", "n_routed_experts", "n_shared_experts", "num_nextn_predict_layers")
+    | _under("model", "use_flash_attention", "use_attn_mask_compression", "use_eod_attn_mask_compression")
+    | _under("model", "calculate_per_token_loss", "pad_token_id")
+    | _under("train_dataset.dataloader", "type", "shuffle", "column_names", "datasets_type", "sizes")
+    | _under("train_dataset.dataloader.config", "data_path", "train_data_path", "valid_data_path", "test_data_path")
+    | _under("train_dataset.dataloader.config", "split", "seq_length", "seed", "eod", "pad", "eod_mask_loss")
+    | _under("train_dataset.dataloader.config", "reset_position_ids", "reset_attention_mask")
+    | _under("train_dataset.dataloader.config", "create_attention_mask", "create_compressed_eod_mask")
+    | _under("train_dataset.dataloader.config", "add_extra_token_to_sequence", "drop_last_partial_validation_sequence")
+)
 
 
 def fields_without_effect(config: TrainConfig) -> tuple[str, ...]:
-    """The fields that the file sets and this version does not act on."""
-    return tuple(
-        path
-        for path in sorted(written_fields(config))
-        if any(path == prefix or path.startswith(prefix + ".") for prefix in _WITHOUT_EFFECT)
-    )
+    """The fields that the file sets and this version does not act on; a section without any effect by its name."""
+    written = written_fields(config)
+    leaves = {path for path in written if not any(other.startswith((f"{path}.", f"{path}[")) for other in written)}
+    ignored = leaves - _ACTED_ON
+    sections_with_effect = {_section(path) for path in _ACTED_ON}
+    return tuple(sorted({path if _section(path) in sections_with_effect else _section(path) for path in ignored}))
+
+
+def _section(path: str) -> str:
+    return path.partition(".")[0].partition("[")[0]

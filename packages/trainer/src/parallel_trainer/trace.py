@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 from device_mesh import abort_on_error, connect
-from parallel_config import ConfigError, TrainConfig, load
+from parallel_config import ConfigError, ParallelPlan, TrainConfig, load
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import prepare
@@ -19,15 +19,16 @@ from parallel_trainer.job import prepare
 
 @frozen(eq=False)
 class Trace:
-    """Losses and gradient norms of each step, and the weights after the last."""
+    """What ran, losses and gradient norms of each step, and the weights after the last."""
 
+    plan: str
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     weights: dict[str, np.ndarray]
 
     def save(self, folder: Path) -> None:
         """Write the trace into a folder that exists."""
-        steps = {"losses": self.losses, "grad_norms": self.grad_norms}
+        steps = {"plan": self.plan, "losses": self.losses, "grad_norms": self.grad_norms}
         np.savez(folder / "weights.npz", **self.weights)
         (folder / "steps.json").write_text(json.dumps(steps), encoding="utf-8")
 
@@ -36,32 +37,18 @@ class Trace:
         """Read what `save` wrote."""
         steps = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
         with np.load(folder / "weights.npz") as weights:
-            return cls(tuple(steps["losses"]), tuple(steps["grad_norms"]), dict(weights))
+            return cls(steps["plan"], tuple(steps["losses"]), tuple(steps["grad_norms"]), dict(weights))
 
 
 def on_one_rank(config: TrainConfig) -> TrainConfig:
     """The same training with no parallelism: every degree 1, everything else as it is."""
-    fields = attrs.fields(type(config.parallelism))
-    return attrs.evolve(
-        config,
-        parallelism=attrs.evolve(
-            config.parallelism,
-            data_parallel_shard=-1,
-            **{name: getattr(fields, name).default for name in _DEGREES},
-        ),
-    )
+    return attrs.evolve(config, parallelism=type(config.parallelism)())
 
 
-_DEGREES = (
-    "tensor_parallel",
-    "context_parallel",
-    "ulysses_degree_in_cp",
-    "pipeline_parallel",
-    "pipeline_parallel_interleave_num",
-    "pipeline_parallel_layers_per_stage",
-    "expert_parallel",
-    "moe_token_dispatcher_type",
-)
+def describe(plan: ParallelPlan) -> str:
+    """The plan of a run in a few words."""
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+    return f"{ranks} (dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard})"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -82,9 +69,11 @@ def main(argv: list[str] | None = None) -> None:
         job = prepare(on_one_rank(config) if args.one_rank else config, communicator.size, dtype=args.dtype)
         trainer = Trainer(job, communicator)
         results = [trainer.train_step() for _ in range(args.steps)]
-        weights = dict(trainer.full_values())
-        if communicator.rank == 0:
+        first = communicator.rank == 0
+        weights = {name: values for name, values in trainer.full_values() if first}
+        if first:
             Trace(
+                describe(job.plan),
                 tuple(result.loss for result in results),
                 tuple(result.grad_norm for result in results),
                 weights,

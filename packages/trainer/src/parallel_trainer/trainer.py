@@ -13,7 +13,6 @@ from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
-from parallel_trainer.models.unit import MicroBatch
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
@@ -65,18 +64,9 @@ class Trainer:
     def train_step(self) -> StepResult:
         """Train on the next global batch. Collective over the world. Raises UserError as `training_step` does."""
         training = self.job.config.training
-        batches = [
-            MicroBatch(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                labels=batch.labels,
-                loss_mask=batch.loss_mask,
-            )
-            for batch in self.loader.micro_batches(self.step)
-        ]
         result = training_step(
             self.chunk,
-            batches,
+            self.loader.micro_batches(self.step),
             loss_group=self.groups["loss"],
             optimizer=self.optimizer,
             lr=self.lr,
@@ -85,7 +75,7 @@ class Trainer:
         )
         self.step += 1
         self.skipped = 0 if result.updated else self.skipped + 1
-        if self.skipped > training.max_consecutive_skipped_steps > 0:
+        if self.skipped >= training.max_consecutive_skipped_steps > 0:
             raise UserError(
                 f"{self.skipped} steps in a row had a non-finite loss or gradient norm, and "
                 f"training.max_consecutive_skipped_steps is {training.max_consecutive_skipped_steps}."

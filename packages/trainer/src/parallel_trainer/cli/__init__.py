@@ -6,8 +6,9 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
-from parallel_config import ConfigError
+from parallel_config import ConfigError, ConfigWarning
 
 from parallel_trainer.cli import data, run, verify
 from parallel_trainer.errors import UserError
@@ -40,7 +41,9 @@ def _show_warning(
     category: type[Warning],
     filename: str,
     lineno: int,
-    file: object = None,
-    line: object = None,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
-    print(f"Note: {message}", file=sys.stderr)
+    """The configuration's warnings are for the user; any other keeps its place in the code."""
+    note = f"Note: {message}\n" if issubclass(category, ConfigWarning) else None
+    sys.stderr.write(note or warnings.formatwarning(message, category, filename, lineno, line))

@@ -9,16 +9,18 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_mesh import Communicator, abort_on_error, connect
+from device_mesh import Communicator, abort_on_error
 from parallel_config import ConfigError, load
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
-from parallel_trainer.launch.mpiexec import run_ranks, started_ranks
+from parallel_trainer.launch.joining import join, started_ranks, with_rank_environment
+from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
 from parallel_trainer.report.record import StepRecord
 
 if TYPE_CHECKING:
+    from parallel_trainer.report.files import RunFiles
     from parallel_trainer.trainer import Trainer
 
 
@@ -32,9 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("config", type=Path, help="the YAML file")
     parser.add_argument("--nproc", type=int, help="ranks to start on this machine (default: 1)")
     parser.add_argument(
-        "--output",
-        type=Path,
-        help="folder for metrics and plots (default: output/NAME OF THE FILE, date and time)",
+        "--output", type=Path, help="folder for metrics and plots (default: output/NAME OF THE FILE, date and time)"
     )
     parser.set_defaults(run=run)
 
@@ -42,44 +42,60 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Start the ranks, or be one of them."""
     among = started_ranks()
+    output = args.output or Path("output") / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if among is not None:
         if args.nproc not in (None, among):
             raise UserError(
-                f"--nproc {args.nproc} does not match: an MPI launcher started {among} ranks. Leave --nproc out there."
+                f"--nproc {args.nproc} does not match: a launcher started {among} ranks. Leave --nproc out there."
             )
-        return _be_a_rank(args)
+        with_rank_environment("parallel_trainer", ["run", str(args.config), "--output", str(output)])
+        return _be_a_rank(args.config, output)
     world_size = 1 if args.nproc is None else args.nproc
     if world_size < 1:
         raise UserError(f"--nproc {world_size} must be at least 1.")
-    output = args.output or Path("output") / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
+        _check_output(output)
         prepare(load(args.config), world_size)  # whatever is wrong is said here, before any rank starts
     if watched():
         os.environ[TERMINAL_VARIABLE] = "1"
-    return run_ranks(world_size, ["-m", "parallel_trainer", "run", str(args.config), "--output", str(output)])
+    code = run_ranks(world_size, ["-m", "parallel_trainer", "run", str(args.config), "--output", str(output)])
+    if code and (output / "metrics.jsonl").exists():
+        from parallel_trainer.report.files import draw_curve_of
+
+        draw_curve_of(output)  # the ranks were in no state to
+    return code
 
 
-def _be_a_rank(args: argparse.Namespace) -> int:
-    communicator = connect()
+def _check_output(output: Path) -> None:
+    """Raise UserError for an output folder that a run cannot write to or would overwrite."""
+    if (output / "metrics.jsonl").exists():
+        raise UserError(f"--output {output} holds the metrics of another run; give a new folder, or delete it first.")
+    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"--output {output} cannot be made: {existing} is not a folder that can be written to.")
+
+
+def _be_a_rank(config: Path, output: Path) -> int:
+    communicator = join()
     if communicator.rank:
         warnings.simplefilter("ignore")
     with abort_on_error(communicator, message_only=(UserError, ConfigError)):
-        job = prepare(load(args.config), communicator.size)
-        _train(job, communicator, args.output or Path("output") / args.config.stem)
+        job = prepare(load(config), communicator.size)
+        _train(job, communicator, output)
     return 0
 
 
 def _train(job: Job, communicator: Communicator, output: Path) -> None:
     # MindSpore, matplotlib and TensorBoard, which the process that starts the ranks does without
-    from parallel_trainer.report.files import RunFiles
+    from parallel_trainer.report.files import RunFiles, draw_curve_of
     from parallel_trainer.trainer import Trainer
 
     trainer = Trainer(job, communicator)
-    reports: list[Console | RunFiles] = (
-        [Console(job.config.training.steps), RunFiles(output)] if communicator.rank == 0 else []
-    )
-    if reports:
+    reports: list[Console | RunFiles] = []
+    if communicator.rank == 0:
+        _check_output(output)
         _introduce(job, trainer)
+        reports = [Console(job.config.training.steps), RunFiles(output)]
     try:
         tokens = job.plan.global_batch_size * job.seq_length
         while trainer.step < job.config.training.steps:
@@ -103,6 +119,7 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
         for report in reports:
             report.close()
     if reports:
+        draw_curve_of(output)
         print(f"Metrics, TensorBoard events and the loss curve are in {output}")
 
 

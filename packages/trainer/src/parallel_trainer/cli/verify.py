@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from parallel_config import load
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import prepare
-from parallel_trainer.launch.mpiexec import run_ranks, started_ranks
+from parallel_trainer.launch.joining import started_ranks
+from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.trace import Trace, on_one_rank
 
 
@@ -43,7 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("config", type=Path, help="the YAML file")
     parser.add_argument("--nproc", type=int, required=True, help="ranks of the plan")
-    parser.add_argument("--steps", type=int, default=3, help="training steps to compare (default: 3)")
+    parser.add_argument("--steps", type=int, help="training steps to compare (default: 3, or all if there are fewer)")
     parser.add_argument(
         "--dtype",
         choices=sorted(TOLERANCES),
@@ -57,36 +60,41 @@ def run(args: argparse.Namespace) -> int:
     """Trace one rank, trace the plan, compare."""
     if started_ranks() is not None:
         raise UserError("parallel-train verify starts its ranks itself: call it without mpiexec.")
+    config = load(args.config)
+    if args.steps is None:
+        args.steps = min(3, config.training.steps)
     for name in ("nproc", "steps"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)} must be at least 1.")
-    config = load(args.config)
     job = prepare(config, args.nproc, dtype=args.dtype)
     prepare(on_one_rank(config), 1, dtype=args.dtype)
     if args.steps > config.training.steps:
         raise UserError(f"--steps {args.steps} is more than training.steps {config.training.steps}.")
+    for note in job.notes:
+        print(f"Note: {note}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        alone = _traced(args, 1, Path(folder, "alone"), "--one-rank")
-        together = alone if alone is None else _traced(args, args.nproc, Path(folder, "together"))
-    if alone is None or together is None:
-        return 1
-    plan = job.plan
-    title = f"{args.nproc} ranks (dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard})"
-    return 0 if _compare(alone, together, title, args.dtype) else 1
+        traces: list[Trace] = []
+        for world_size, options in ((1, ["--one-rank"]), (args.nproc, [])):
+            code = _trace(args, world_size, Path(folder, str(len(traces))), *options)
+            if code:
+                return code
+            traces.append(Trace.load(Path(folder, str(len(traces)))))
+    alone, together = traces
+    return 0 if _compare(alone, together, args.dtype) else 1
 
 
-def _traced(args: argparse.Namespace, world_size: int, folder: Path, *options: str) -> Trace | None:
-    """The trace of one launch; None where it failed, having said why."""
+def _trace(args: argparse.Namespace, world_size: int, folder: Path, *options: str) -> int:
+    """Leave the trace of one launch in a new folder; the launch's exit code, not 0 where it failed and said why."""
     folder.mkdir()
     command = ["-m", "parallel_trainer.trace", str(args.config), str(folder)]
     command += ["--steps", str(args.steps), "--dtype", args.dtype, *options]
-    return Trace.load(folder) if run_ranks(world_size, command) == 0 else None
+    return run_ranks(world_size, command)
 
 
-def _compare(alone: Trace, together: Trace, title: str, dtype: str) -> bool:
+def _compare(alone: Trace, together: Trace, dtype: str) -> bool:
     """Print both traces side by side and whether they agree."""
     tolerance = TOLERANCES[dtype]
-    print(f"One rank against {title}, {dtype}\n")
+    print(f"{alone.plan} against {together.plan}, {dtype}\n")
     print(f"{'step':>4}  {'loss, 1 rank':>19}  {'loss, plan':>19}  {'rel. diff':>9}  ", end="")
     print(f"{'grad norm, 1 rank':>19}  {'grad norm, plan':>19}  {'rel. diff':>9}")
     losses, norms = [], []
@@ -104,7 +112,7 @@ def _compare(alone: Trace, together: Trace, title: str, dtype: str) -> bool:
         ("weights", relative, tolerance.weights),
     ]
     failed = [
-        f"{what} differs by {found:.1e}, more than {allowed:g}"
+        f"{what} by {found:.1e}, more than {allowed:g}"
         for what, found, allowed in judged
         if allowed is not None and not found <= allowed
     ]
@@ -122,7 +130,9 @@ def largest_weight_difference(
         difference = float(np.abs(values - together[name]).max(initial=0.0))
         largest = float(np.abs(values).max(initial=0.0))
         relative = difference / largest if largest else difference
-        if not relative <= worst[2]:
+        if math.isnan(relative):
+            return name, difference, relative
+        if relative > worst[2]:
             worst = (name, difference, relative)
     return worst
 

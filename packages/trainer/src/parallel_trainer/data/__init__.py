@@ -6,12 +6,11 @@ from parallel_trainer.data.blend import BlendedDataset
 from parallel_trainer.data.gpt_dataset import Dataset, GPTDataset
 from parallel_trainer.data.indexed import IndexedCorpus, IndexedWriter
 from parallel_trainer.data.loader import BatchLoader, build_dataset
-from parallel_trainer.data.sample import Batch, Sample
+from parallel_trainer.data.sample import Sample
 from parallel_trainer.data.settings import SampleSettings
 from parallel_trainer.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 __all__ = [
-    "Batch",
     "BatchLoader",
     "BlendedDataset",
     "ByteTokenizer",

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.data.blend import BlendedDataset, requested_samples
 from parallel_trainer.data.gpt_dataset import Dataset, GPTDataset, check_token_ids
 from parallel_trainer.data.indexed import IndexedCorpus
-from parallel_trainer.data.sample import Batch, stack
+from parallel_trainer.data.sample import stack
 from parallel_trainer.data.settings import (
     SPLITS,
     SampleSettings,
@@ -95,7 +96,7 @@ class BatchLoader:
             numbers[here] = permutation[numbers[here]]
         return numbers
 
-    def micro_batches(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[MicroBatch]:
         """The rows of step `step` as num_accumulation_steps batches of (local_batch_size, S)."""
         samples = [self._dataset[number] for number in self.sample_numbers(step).tolist()]
         size = self._local_batch_size

@@ -1,4 +1,4 @@
-"""What a model gets to read and predict: one sample, and the rows that one forward pass takes."""
+"""What a model gets to read and predict: one sample, and samples as the rows of a micro-batch."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.data.settings import SampleSettings
 
 
 @frozen(eq=False)
 class Sample:
     """input_ids, labels, position_ids int32 (S,); loss_mask float32 (S,), 1 where the label counts."""
-
-    input_ids: np.ndarray
-    labels: np.ndarray
-    loss_mask: np.ndarray
-    position_ids: np.ndarray
-
-
-@frozen(eq=False)
-class Batch:
-    """B rows of S places: input_ids, labels, position_ids int32 (B, S); loss_mask float32 (B, S)."""
 
     input_ids: np.ndarray
     labels: np.ndarray
@@ -59,9 +50,9 @@ def restarting_positions(ends: np.ndarray) -> np.ndarray:
     return places - np.maximum.accumulate(starts)
 
 
-def stack(samples: Sequence[Sample]) -> Batch:
+def stack(samples: Sequence[Sample]) -> MicroBatch:
     """Samples as the rows of one batch."""
-    return Batch(
+    return MicroBatch(
         input_ids=np.stack([sample.input_ids for sample in samples]),
         labels=np.stack([sample.labels for sample in samples]),
         loss_mask=np.stack([sample.loss_mask for sample in samples]),

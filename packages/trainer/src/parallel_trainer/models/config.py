@@ -76,6 +76,10 @@ _ONLY = {
     "num_nextn_predict_layers": (0,),
     "use_eod_attn_mask_compression": (False,),
     "use_sliding_window": (False,),
+    "add_qkv_bias": (False,),
+    "use_qk_norm": (True,),
+    "qk_layernorm": (True,),
+    "partial_rotary_factor": (1, None),
 }
 
 
@@ -122,8 +126,3 @@ def model_config(section: Any) -> Qwen3Config:
             f"it has to be one of {', '.join(map(repr, _CONFIGS))}."
         )
     return _CONFIGS[section.model_type](section)
-
-
-def check_model(section: Any) -> None:
-    """Raise UnsupportedModelError if `model_config` would."""
-    model_config(section)

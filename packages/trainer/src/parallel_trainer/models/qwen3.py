@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 
 from mindspore import Tensor
 
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.config import Qwen3Config
-from parallel_trainer.models.unit import MicroBatch, Unit
+from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
 
 

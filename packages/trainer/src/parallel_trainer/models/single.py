@@ -8,8 +8,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.models.qwen3 import Qwen3
-from parallel_trainer.models.unit import MicroBatch, Unit
+from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.weights import initial_values
 
 

@@ -1,30 +1,13 @@
-"""The two things a model is made of: micro-batches that flow through it and the units they flow through."""
+"""What a model is made of: units that micro-batches flow through."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from attrs import frozen
 from mindspore import Tensor, nn
 
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.parallel.weights import Weight
-
-
-@frozen(eq=False, repr=False)  # MindSpore prints the arguments of every cell it runs
-class MicroBatch:
-    """Rows that one forward pass takes, on this rank. B rows of S tokens.
-
-    input_ids:    int32 (B, S), ids of the tokens.
-    position_ids: int32 (B, S), position of each token, for the rotary embedding.
-    labels:       int32 (B, S), id to predict at each place; None to ask for logits instead of a loss.
-    loss_mask:    float (B, S), 1 where the prediction counts, else 0; None counts all.
-    """
-
-    input_ids: np.ndarray
-    position_ids: np.ndarray
-    labels: np.ndarray | None = None
-    loss_mask: np.ndarray | None = None
 
 
 class Unit(nn.Cell):

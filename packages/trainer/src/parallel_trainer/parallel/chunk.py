@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mindspore as ms
 from attrs import frozen
 from mindspore import Tensor, ops
 
-from parallel_trainer.models.unit import MicroBatch, Unit
+from parallel_trainer.batch import MicroBatch
+from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
 
 
@@ -71,11 +71,6 @@ class Chunk:
                 self._kept[index] = False
                 for sharded in self._sharded[index]:
                     sharded.release()
-
-    def evaluate(self, x: Tensor, batch: MicroBatch) -> Tensor:
-        """Like `forward`, with no tape."""
-        with ms._no_grad():
-            return self.forward(x, batch)[0]
 
     def _gather(self, index: int) -> tuple[ShardedWeight, ...]:
         weights = self._sharded[index]

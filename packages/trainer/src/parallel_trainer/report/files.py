@@ -1,4 +1,4 @@
-"""What a run writes: metrics.jsonl and TensorBoard events step by step, loss_curve.png at the end."""
+"""What a run writes: metrics.jsonl and TensorBoard events step by step; the loss curve drawn from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class RunFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._records: list[StepRecord] = []
         self._metrics: TextIOBase | None = None
         self._events: SummaryWriter | None = None
 
@@ -38,15 +37,27 @@ class RunFiles:
         self._metrics.flush()
         for name in _SCALARS:
             self._events.add_scalar(name, getattr(record, name), record.step)
-        self._records.append(record)
+        self._events.flush()
 
     def close(self) -> None:
-        """Finish the files and draw the loss curve."""
-        if self._metrics is None or self._events is None:
-            return
-        self._metrics.close()
-        self._events.close()
-        draw_loss_curve(self._records, self.folder / "loss_curve.png")
+        """Close the files."""
+        if self._metrics is not None and self._events is not None:
+            self._metrics.close()
+            self._events.close()
+
+
+def draw_curve_of(folder: Path) -> None:
+    """Draw `loss_curve.png` from the `metrics.jsonl` of a run, whether it came to its end or not."""
+    with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
+        steps = [json.loads(line) for line in file if line.endswith("\n")]
+    partial = folder / "loss_curve.png.partial"
+    draw_loss_curve(
+        [step["step"] for step in steps],
+        [math.nan if step["loss"] is None else step["loss"] for step in steps],
+        [math.nan if step["grad_norm"] is None else step["grad_norm"] for step in steps],
+        partial,
+    )
+    partial.replace(folder / "loss_curve.png")
 
 
 def _json_number(value: float) -> float | None:

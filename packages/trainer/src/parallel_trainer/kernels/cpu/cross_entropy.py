@@ -8,14 +8,12 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.common import _Function
 
-IGNORED_LABEL = -100
+from parallel_trainer.batch import IGNORED_LABEL, token_weights
 
 
-def _token_weights(labels: np.ndarray, loss_mask: np.ndarray | None, vocab_size: int) -> np.ndarray:
+def _checked_weights(labels: np.ndarray, loss_mask: np.ndarray | None, vocab_size: int) -> np.ndarray:
     """How much the loss of each token counts, float64 (N,). Raises ValueError for a label of no token."""
-    weights = labels != IGNORED_LABEL
-    if loss_mask is not None:
-        weights = weights * np.asarray(loss_mask, np.float64).reshape(-1)
+    weights = token_weights(labels, loss_mask)
     wrong = labels[(weights != 0) & ((labels < 0) | (labels >= vocab_size))]
     if wrong.size:
         raise ValueError(
@@ -23,7 +21,7 @@ def _token_weights(labels: np.ndarray, loss_mask: np.ndarray | None, vocab_size:
             f"is {wrong[0]}; a label that counts has to be 0 to {vocab_size - 1} for vocab_size "
             f"{vocab_size}; use {IGNORED_LABEL} or a loss_mask of 0 for tokens that do not count"
         )
-    return weights.astype(np.float64)
+    return weights
 
 
 class _CrossEntropySum(_Function):
@@ -31,7 +29,7 @@ class _CrossEntropySum(_Function):
     def forward(ctx: Any, logits: Tensor, labels: np.ndarray, loss_mask: np.ndarray | None) -> Tensor:
         logits_rows = logits.asnumpy().reshape(-1, logits.shape[-1])
         label_of_row = np.asarray(labels).reshape(-1)
-        weights = _token_weights(label_of_row, loss_mask, logits_rows.shape[1])
+        weights = _checked_weights(label_of_row, loss_mask, logits_rows.shape[1])
         rows = np.flatnonzero(weights)
         columns = label_of_row[rows]
 

@@ -1,0 +1,35 @@
+"""The rows that one forward pass takes, and which of their tokens count."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+
+IGNORED_LABEL = -100
+
+
+@frozen(eq=False, repr=False)  # MindSpore prints the arguments of every cell it runs
+class MicroBatch:
+    """B rows of S tokens on one rank.
+
+    input_ids:    int32 (B, S), ids of the tokens.
+    position_ids: int32 (B, S), position of each token, for the rotary embedding.
+    labels:       int32 (B, S), id to predict at each place; None to ask for logits instead of a loss.
+    loss_mask:    float32 (B, S), 1 where the prediction counts, else 0; None counts all.
+    """
+
+    input_ids: np.ndarray
+    position_ids: np.ndarray
+    labels: np.ndarray | None = None
+    loss_mask: np.ndarray | None = None
+
+    def valid_tokens(self) -> float:
+        """How many predictions count: what the loss of the batch is divided by."""
+        labels = np.zeros_like(self.input_ids) if self.labels is None else self.labels
+        return float(token_weights(labels, self.loss_mask).sum())
+
+
+def token_weights(labels: np.ndarray, loss_mask: np.ndarray | None) -> np.ndarray:
+    """How much each prediction counts, float64 of the labels' shape: its mask, and 0 for a label of `IGNORED_LABEL`."""
+    weights = (labels != IGNORED_LABEL).astype(np.float64)
+    return weights if loss_mask is None else weights * np.asarray(loss_mask, np.float64).reshape(weights.shape)

@@ -1,0 +1,147 @@
+"""The training step and the chunk under it, on one rank: what is refused, skipped, gathered, and in which order."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from device_mesh import Communicator, connect
+from mindspore import Tensor, mint
+from parallel_trainer.batch import MicroBatch
+from parallel_trainer.errors import UserError
+from parallel_trainer.models.unit import Unit
+from parallel_trainer.optim.adamw import AdamW
+from parallel_trainer.parallel.chunk import Chunk
+from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
+from parallel_trainer.parallel.weights import Constant, Normal, Weight
+from parallel_trainer.step import StepResult, training_step
+
+ms.set_device("CPU")
+
+
+class Slope(Unit):
+    """loss = slope · w, the slope from `position_ids`."""
+
+    def __init__(self) -> None:
+        super().__init__([Weight("w", (1,), init=Constant(1.0))])
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        return mint.sum(weights[0] * Tensor(batch.position_ids))
+
+
+def part(slope: float, mask: list[float]) -> MicroBatch:
+    ids = np.zeros((1, len(mask)), np.int32)
+    return MicroBatch(ids, np.array([slope]), loss_mask=np.array([mask], np.float32))
+
+
+def sharded(units: list[Unit], *, average: bool = False) -> ShardedWeights:
+    alone = connect("single")
+    groups: dict[str, Communicator] = {"fsdp": alone, "dp_replicate": alone}
+    declared = [weight for unit in units for weight in unit.weights]
+    return ShardedWeights(declared, communicators=groups, dtype=np.dtype(np.float64), seed=0, average=average)
+
+
+def step(parts: list[MicroBatch], **options: object) -> tuple[StepResult, ShardedWeights]:
+    unit = Slope()
+    weights = sharded([unit])
+    chunk = Chunk([unit], weights, reshard_after_forward=True)
+    settings = {"lr": 0.1, "max_norm": 0.0} | options
+    optimizer = AdamW(weights.values, weight_decay=0.0)
+    result = training_step(chunk, parts, loss_group=connect("single"), optimizer=optimizer, **settings)
+    return result, weights
+
+
+def test_loss_and_gradient_are_means_over_valid_tokens() -> None:
+    result, weights = step([part(6.0, [1, 1, 1, 0]), part(3.0, [1, 0, 0, 0])])
+    assert result == StepResult(loss=9 / 4, grad_norm=9 / 4, valid_tokens=4, updated=True)
+    np.testing.assert_allclose(weights.gradients, [9 / 4])
+    np.testing.assert_allclose(weights.values, [1.0 - 0.1], rtol=1e-6)  # AdamW's first step is lr · sign
+
+
+@pytest.mark.parametrize(("max_norm", "clipped"), [(1.0, 1.0), (2.0, 2.0), (100.0, 3.0), (0.0, 3.0), (-1.0, 3.0)])
+def test_gradients_are_clipped_to_the_norm(max_norm: float, clipped: float) -> None:
+    result, weights = step([part(6.0, [1, 1])], max_norm=max_norm)
+    assert result.grad_norm == pytest.approx(3.0)
+    np.testing.assert_allclose(weights.gradients, [clipped], rtol=1e-5)
+
+
+def test_batch_without_a_valid_token_is_refused() -> None:
+    with pytest.raises(UserError, match="no token to learn from"):
+        step([part(1.0, [0, 0]), part(1.0, [0, 0])])
+
+
+def test_ignored_labels_do_not_count() -> None:
+    labels = np.array([[2, 3, -100, -100]])
+    assert MicroBatch(labels, labels, labels).valid_tokens() == 2
+    assert MicroBatch(labels, labels, labels, np.array([[0, 1, 1, 1]])).valid_tokens() == 1
+    assert MicroBatch(labels, labels).valid_tokens() == 4
+
+
+def test_masked_micro_batch_beside_a_valid_one_adds_nothing() -> None:
+    result, _ = step([part(0.0, [0, 0]), part(4.0, [1, 1])])
+    assert result.loss == 2.0
+
+
+@pytest.mark.parametrize("slope", [float("nan"), float("inf")])
+def test_non_finite_loss_is_refused_or_skipped_and_changes_no_weight(slope: float) -> None:
+    with pytest.raises(UserError, match="training cannot go on"):
+        step([part(slope, [1])])
+    result, weights = step([part(slope, [1])], skip_non_finite=True)
+    assert not result.updated
+    np.testing.assert_array_equal(weights.values, [1.0])
+
+
+class Scale(Unit):
+    """x -> x · w."""
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        return x * weights[0]
+
+
+class Sum(Unit):
+    """x -> sum(x)."""
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        return mint.sum(x)
+
+
+def test_backwards_in_any_order_give_the_gradients_of_their_own_micro_batch() -> None:
+    shape = (1, 3)
+    units: list[Unit] = [Scale([Weight(f"w{i}", shape, init=Normal(1.0))]) for i in range(2)]
+    units.append(Sum([]))
+    inputs = [np.full((2, 3), i + 1.0) for i in range(4)]
+    for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
+        weights = sharded(units)
+        chunk = Chunk(units, weights, reshard_after_forward=True)
+        tapes = [chunk.forward(Tensor(x), part(0.0, [1]))[1] for x in inputs]
+        w0, w1 = (weights[f"w{i}"].values.reshape(shape) for i in range(2))
+        expected = np.zeros_like(weights.gradients)
+        for i in order:
+            dx = chunk.backward(tapes[i], Tensor(np.array(1.0)))
+            np.testing.assert_allclose(dx.asnumpy(), np.broadcast_to(w0 * w1, (2, 3)))
+            column = inputs[i].sum(0, keepdims=True)
+            expected += np.concatenate([(column * w1).reshape(-1), (column * w0).reshape(-1)])
+            np.testing.assert_allclose(weights.gradients, expected)
+
+
+@pytest.mark.parametrize(("reshard", "gathers_by_unit"), [(True, 6), (False, 1)])
+def test_resharding_decides_how_often_a_unit_is_gathered(reshard: bool, gathers_by_unit: int, monkeypatch) -> None:
+    units: list[Unit] = [Scale([Weight(f"w{i}", (1, 3), init=Normal(1.0))]) for i in range(2)]
+    units.append(Sum([]))
+    weights = sharded(units)
+    chunk = Chunk(units, weights, reshard_after_forward=reshard)
+    filled: list[str] = []
+    gather = ShardedWeight.gather
+
+    def counted(self: ShardedWeight) -> None:
+        if self.users == 0:
+            filled.append(self.weight.name)
+        gather(self)
+
+    monkeypatch.setattr(ShardedWeight, "gather", counted)
+    for _ in range(3):  # three micro-batches of one step
+        _, tape = chunk.forward(Tensor(np.ones((1, 3))), part(0.0, [1]))
+        chunk.backward(tape, Tensor(np.array(1.0)))
+    chunk.end_step()
+    assert filled.count("w0") == filled.count("w1") == gathers_by_unit
+    assert all(sharded.users == 0 for sharded in weights)
