@@ -40,5 +40,7 @@ class AxisCommunicators:
         key = self.mesh.axis(axis)
         if key not in self._made:
             group = self.mesh.group(axis, self.communicator.rank)
-            self._made[key] = self.communicator.subgroup(group, tag=self.mesh.axes.index(axis))
+            # Members may ask for one group by different names; they meet under the first name of its axis.
+            tag = next(number for number, name in enumerate(self.mesh.axes) if self.mesh.axis(name) == key)
+            self._made[key] = self.communicator.subgroup(group, tag=tag)
         return self._made[key]

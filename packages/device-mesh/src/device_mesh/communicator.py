@@ -29,7 +29,10 @@ ReduceOp = Literal["sum", "max", "min"]
 
 
 class Request(Protocol):
-    """A message under way. The array it reads or fills must not be touched before it is done."""
+    """A message under way. The array it reads or fills must not be touched before it is done.
+
+    Both calls raise ValueError, each time, when a message came that is longer or shorter than its array.
+    """
 
     def wait(self) -> None:
         """Return once the message has been sent, or received into its array."""
@@ -102,7 +105,10 @@ class Communicator(Protocol):
         """Send `x` to another rank, which must call `recv` or `irecv`; may wait until it does."""
 
     def recv(self, out: Array, source: int, *, tag: int = 0) -> Array:
-        """Wait for a message of exactly `out`'s size from another rank; fill `out` with it and return it."""
+        """Wait for a message of exactly `out`'s size from another rank; fill `out` with it and return it.
+
+        Raises ValueError for a message of another size.
+        """
 
     def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
         """Start a `send`; `x` must be left unchanged until the request is done."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from device_mesh import buffers
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
@@ -39,13 +39,17 @@ class CheckedCommunicator:
     """A communicator that compares every collective call between the ranks before it makes it.
 
     Every collective raises `CommunicatorMismatch`, on all ranks of the group, when two ranks differ in the
-    call, shape, dtype, operation, root or sizes; and on the ranks that wait, when others make no call in
-    time. After a mismatch nothing has been sent, so the communicator can be used further.
+    call, shape, dtype, operation, root or sizes. Nothing has been sent then, so the communicator can be used
+    further.
+
+    It also raises on the ranks that wait when others make no call in time. The ranks no longer agree then on
+    which calls were made: every further collective raises the same error on those that waited.
     """
 
     _inner: Communicator
     _control: Communicator
     _timeout_seconds: float
+    _given_up: list[_GivenUp] = field(factory=list, init=False, repr=False)
 
     @classmethod
     def over(cls, inner: Communicator, timeout_seconds: float) -> CheckedCommunicator:
@@ -169,6 +173,8 @@ class CheckedCommunicator:
         return calls
 
     def _exchange(self, mine: _Call) -> list[_Call]:
+        if self._given_up:
+            raise CommunicatorMismatch(f"{self._given_up[0].message} (an earlier call; now it called {mine.text})")
         peers = [peer for peer in range(self.size) if peer != self.rank]
         received = np.zeros((self.size, _MESSAGE_BYTES), np.uint8)
         received[self.rank] = mine.pack()
@@ -179,11 +185,13 @@ class CheckedCommunicator:
         while receiving := {peer: request for peer, request in receiving.items() if not request.done()}:
             if time.monotonic() > deadline:
                 silent = ", ".join(str(self.ranks[peer]) for peer in receiving)
-                raise CommunicatorMismatch(
+                message = (
                     f"rank {self.ranks[self.rank]} called {mine.text} at {mine.where}, but rank {silent} of "
                     f"its group {self.ranks} made no call within {self._timeout_seconds:g} s. {_RULE}. If "
                     "they are only slow, give connect() a larger debug_timeout_seconds"
                 )
+                self._given_up.append(_GivenUp(message, received, (*receiving.values(), *sending)))
+                raise CommunicatorMismatch(message)
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)  # short calls stay quick, long waits leave the core to others
         for request in sending:
@@ -222,6 +230,15 @@ class CheckedCommunicator:
             for rank in dict.fromkeys((first, second))
         )
         raise CommunicatorMismatch(f"{what}:{lines}\n{_RULE}.")
+
+
+@frozen(eq=False)
+class _GivenUp:
+    """A comparison that timed out. A late rank's message is still written into `buffer`, so it is kept."""
+
+    message: str
+    buffer: Array
+    requests: tuple[Request, ...]
 
 
 @frozen

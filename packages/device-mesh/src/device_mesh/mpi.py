@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -15,33 +14,9 @@ from mpi4py import MPI
 from device_mesh import buffers
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.single import SingleCommunicator
-
-# How long a waiting rank of a crowded machine only lets others go first, and then sleeps between looks.
-_YIELD_SECONDS = 3e-4
-_SLEEP_SECONDS = 2e-4
-
-Wait = Callable[[Any, Any], None]
-"""How to wait for an MPI request, with the status to fill in or None."""
+from device_mesh.waiting import Wait, choose, hold_core
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
-
-
-def _hold_core(request: Any, status: Any) -> None:
-    request.Wait(status)
-
-
-def _give_way(request: Any, status: Any) -> None:
-    """Wait on a machine that runs more ranks than it has cores.
-
-    A rank that waits inside MPICH keeps its core busy, which a rank with work to do may need: with 4 ranks on 2
-    cores, work takes twice as long while the other ranks wait for it, with 8 more than four times.
-    """
-    yield_until = time.perf_counter() + _YIELD_SECONDS
-    while not request.Test(status):
-        if time.perf_counter() < yield_until:
-            os.sched_yield()
-        else:
-            time.sleep(_SLEEP_SECONDS)
 
 
 def world() -> Communicator:
@@ -50,7 +25,7 @@ def world() -> Communicator:
     if comm.size == 1:
         return SingleCommunicator()
     here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    wait = _give_way if here.size > len(os.sched_getaffinity(0)) else _hold_core
+    wait = choose(comm, here)
     here.Free()
     return MpiCommunicator(comm, tuple(range(comm.size)), wait)
 
@@ -186,7 +161,7 @@ class MpiCommunicator:
 
     def _collective(self, name: str, *arguments: Any, **options: Any) -> None:
         """Call a collective of mpi4py."""
-        if self._wait is _hold_core:
+        if self._wait is hold_core:
             getattr(self._comm, name)(*arguments, **options)
         else:
             self._wait(getattr(self._comm, f"I{name.lower()}")(*arguments, **options), None)
@@ -216,27 +191,38 @@ class _Receive:
     _out: Array
     _route: str
     _finished: bool = False
+    _problem: str | None = None
 
     def wait(self) -> None:
         if not self._finished:
-            status = MPI.Status()
-            self._wait(self._request, status)
-            self._finish(status)
+            self._look(self._wait)
+        self._report()
 
     def done(self) -> bool:
         if not self._finished:
-            status = MPI.Status()
-            if self._request.Test(status):
-                self._finish(status)
+            self._look(lambda request, status: request.Test(status))
+        self._report()
         return self._finished
 
-    def _finish(self, status: Any) -> None:
+    def _look(self, look: Callable[[Any, Any], object]) -> None:
         # MPI tells a finished message's length once; after that its request says nothing.
-        self._finished = True
-        received = status.Get_count(MPI.BYTE)
-        if received != self._out.nbytes:
+        status = MPI.Status()
+        try:
+            look(self._request, status)
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            # MPI does not say how long a message was that did not fit.
+            self._finished, self._problem = True, f"more than {self._out.nbytes} bytes"
+            return
+        self._finished = self._request == MPI.REQUEST_NULL
+        if self._finished and (received := status.Get_count(MPI.BYTE)) != self._out.nbytes:
+            self._problem = f"{received} bytes"
+
+    def _report(self) -> None:
+        if self._problem is not None:
             raise ValueError(
-                f"message to {self._route} has {received} bytes, but recv was given out of shape "
+                f"message to {self._route} has {self._problem}, but recv was given out of shape "
                 f"{self._out.shape} and dtype {self._out.dtype}, {self._out.nbytes} bytes: both sides must "
                 "use the same shape and dtype"
             )

@@ -12,6 +12,7 @@ from rank_support import (
     DTYPES,
     LAYOUTS,
     REDUCTIONS,
+    WITH_EACH_WAIT,
     case,
     check_equal,
     everyone,
@@ -51,7 +52,7 @@ def any_layout(comm: Communicator, layout: str, shape: tuple[int, ...]) -> None:
     check_equal(comm.broadcast(x, comm.size - 1), stacked[-1], "float64")
 
 
-@case()
+@case(modes=WITH_EACH_WAIT)
 def single_numbers(comm: Communicator) -> None:
     x = np.asarray(comm.rank + 1.0)
     check_equal(comm.all_reduce(x), np.asarray(comm.size * (comm.size + 1) / 2), "float64")
@@ -84,7 +85,7 @@ def reduce_scatter(comm: Communicator, dtype: str, op: str) -> None:
     check_equal(comm.reduce_scatter(stacked[comm.rank], op), expected, dtype, exact=op != "sum")
 
 
-@case()
+@case(modes=WITH_EACH_WAIT)
 def sizes_in_any_kind_of_sequence(comm: Communicator) -> None:
     kinds: list[Callable[[list[int]], Any]] = [list, tuple, np.array]
     sizes = kinds[comm.rank % 3]([1] * comm.size)
@@ -126,7 +127,7 @@ def broadcast_from_every_root(comm: Communicator, dtype: str) -> None:
         np.testing.assert_array_equal(x, make(comm.rank, (3, 2), dtype))
 
 
-@case()
+@case(modes=WITH_EACH_WAIT)
 def float16_sums_are_rounded_once(comm: Communicator) -> None:
     # 2048 + 1 is 2048 in float16, so a sum rounded after every addition would stay at 2048.
     first = comm.rank == 0
@@ -147,7 +148,7 @@ def sums_are_the_same_on_every_rank(comm: Communicator, dtype: str) -> None:
         assert all(row.tobytes() == table[0].tobytes() for row in table)
 
 
-@case(("float32", "float16", "bool"))
+@case(("float32", "float16", "bool"), modes=WITH_EACH_WAIT)
 def out_is_filled_and_returned(comm: Communicator, dtype: str) -> None:
     x = make(comm.rank, (comm.size, 2), dtype)
     ones = [1] * comm.size
@@ -169,7 +170,7 @@ def out_is_filled_and_returned(comm: Communicator, dtype: str) -> None:
         np.testing.assert_array_equal(x, make(comm.rank, (comm.size, 2), dtype))
 
 
-@case(("float32", "float16"))
+@case(("float32", "float16"), modes=WITH_EACH_WAIT)
 def out_may_overlap_the_input(comm: Communicator, dtype: str) -> None:
     stacked = everyone(comm, (4,), dtype)
     x = stacked[comm.rank].copy()

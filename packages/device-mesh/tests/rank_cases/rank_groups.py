@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 from device_mesh import AxisCommunicators, Communicator, ParallelMesh
@@ -10,6 +11,7 @@ from rank_support import (
     DTYPES,
     LAYOUTS,
     SEVERAL,
+    WITH_EACH_WAIT,
     case,
     check_equal,
     make,
@@ -46,14 +48,30 @@ def tags_tell_messages_apart(comm: Communicator) -> None:
         assert (first[0], second[0]) == (1, 2)
 
 
-@case(worlds=SEVERAL)
-def message_of_a_wrong_size(comm: Communicator) -> None:
+@case((3, 5, 1_000_000), worlds=SEVERAL, modes=WITH_EACH_WAIT)
+def message_of_a_wrong_size(comm: Communicator, length: int) -> None:
+    """Too short, too long, and so long that MPI sends it in another way."""
     if comm.rank == 0:
-        comm.send(np.zeros(3), 1)
+        for _ in range(3):
+            comm.send(np.zeros(length), 1)
+        comm.send(np.ones(4), 1)
     if comm.rank == 1:
-        sender, receiver = comm.ranks[0], comm.ranks[1]
-        with raises(ValueError, f"rank {receiver} from {sender}", "24 bytes", "32 bytes"):
+        given = "24 bytes" if length == 3 else "more than 32 bytes"
+        parts = (f"rank {comm.ranks[1]} from {comm.ranks[0]} has {given}", "shape (4,)", "float64, 32 bytes")
+        with raises(ValueError, *parts):
             comm.recv(np.zeros(4), 0)
+        waited = comm.irecv(np.zeros(4), 0)
+        for call in (waited.wait, waited.wait, waited.done):
+            with raises(ValueError, *parts):
+                call()
+        polled = comm.irecv(np.zeros(4), 0)
+        with raises(ValueError, *parts):
+            while not polled.done():
+                pass
+        for call in (polled.done, polled.wait):
+            with raises(ValueError, *parts):
+                call()
+        check_equal(comm.recv(np.zeros(4), 0), np.ones(4), "float64")
 
 
 @case()
@@ -64,7 +82,7 @@ def message_to_nobody(comm: Communicator) -> None:
                 call(np.zeros(1), peer)
 
 
-@case()
+@case(modes=WITH_EACH_WAIT)
 def split_by_color_and_key(comm: Communicator) -> None:
     half = comm.split(comm.rank % 2, key=-comm.rank)
     members = [rank for rank in range(comm.size) if rank % 2 == comm.rank % 2][::-1]
@@ -118,3 +136,38 @@ def axes_used_by_some_ranks_only(comm: Communicator) -> None:
         check_equal(comms["tp"].all_reduce(np.array([1])), np.array([2]), "int64")
     if mesh.coordinate(comm.rank)["tp"] == 1:
         check_equal(comms["dp_shard"].all_reduce(np.array([1])), np.array([comm.size // 2]), "int64")
+
+
+@case(worlds=(4, 8))
+def one_group_by_different_names(comm: Communicator) -> None:
+    """Without context parallelism, fsdp and dp_shard are the same ranks; so are loss and batch."""
+    mesh = ParallelMesh(SimpleNamespace(pp=1, dp_replicate=1, dp_shard=2, cp=1, tp=comm.size // 2, ep=1))
+    comms = AxisCommunicators(mesh, comm)
+    position = mesh.coordinate(comm.rank)["dp_shard"]
+    group = comms["fsdp" if position == 0 else "dp_shard"]
+    check_equal(group.all_gather(np.array([comm.rank])), np.array(mesh.group("fsdp", comm.rank)), "int64")
+    assert comms["fsdp"] is comms["dp_shard"] is comms["loss"] is group
+
+
+@case(worlds=(8,), modes=("plain",))
+def wait_by_the_cores_of_a_node(comm: Communicator) -> None:
+    """Ranks bound to a core each hold it; any crowded node makes all ranks of the job give way."""
+    from device_mesh import waiting
+    from mpi4py import MPI
+
+    def chosen(*cores: int, nodes: int = 1) -> waiting.Wait:
+        """What rank r chooses when it may use the cores `cores` and the ranks lie on so many nodes."""
+        node = MPI.COMM_WORLD.Split(comm.rank * nodes // comm.size)
+        with patch("os.sched_getaffinity", lambda process: set(cores)):
+            wait = waiting.choose(MPI.COMM_WORLD, node)
+        node.Free()
+        return wait
+
+    rank, half = comm.rank, comm.rank // 4
+    assert chosen(rank) is waiting.hold_core
+    assert chosen(*range(8)) is waiting.hold_core
+    assert chosen(*range(7)) is waiting.give_way
+    assert chosen(rank // 2) is waiting.give_way
+    assert chosen(0) is waiting.give_way
+    assert chosen(rank % 4, nodes=2) is waiting.hold_core
+    assert chosen(rank % 4 if half == 0 else rank % 2, nodes=2) is waiting.give_way

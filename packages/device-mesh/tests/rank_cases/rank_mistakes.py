@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from device_mesh import Communicator, CommunicatorMismatch
+from device_mesh.debug import CheckedCommunicator
 from rank_support import (
     case,
     check_equal,
@@ -119,3 +121,24 @@ def mismatch_of_an_exchange(comm: Communicator) -> None:
         lambda: comm.all_to_all(np.zeros(comm.size), send_sizes=sent, receive_sizes=received),
         f"rank {comm.ranks[0]} sends 1 rows to rank {comm.ranks[-1]}, which expects 2",
     )
+
+
+@case(worlds=(2,), modes=("plain",))
+def a_late_call_after_a_timeout(comm: Communicator) -> None:
+    """The late rank's message arrives in memory kept for it, and the one that gave up stays refused."""
+    checked = CheckedCommunicator.over(comm, 0.1)
+    x = np.ones(3)
+    if comm.rank == 0:
+        silent = f"rank {comm.ranks[1]} of its group"
+        with raises(CommunicatorMismatch, "called all_reduce(x of shape (3,)", silent, "no call within 0.1 s"):
+            checked.all_reduce(x)
+        gc.collect()
+        taken = [np.zeros(4_096, np.uint8) for _ in range(1_000)]
+        comm.send(x, 1)  # only now does rank 1 call
+        check_equal(comm.all_reduce(x), 2 * x, "float64")
+        assert not any(memory.any() for memory in taken)
+        with raises(CommunicatorMismatch, silent, "no call within 0.1 s", "an earlier call; now it called barrier()"):
+            checked.barrier()
+    else:
+        comm.recv(np.empty(3), 0)
+        check_equal(checked.all_reduce(x), 2 * x, "float64")

@@ -15,8 +15,9 @@ import numpy as np
 from attrs import frozen
 from device_mesh import Communicator
 
-Mode = Literal["plain", "debug"]
+Mode = Literal["plain", "debug", "hold_core", "give_way"]
 MODES: tuple[Mode, ...] = ("plain", "debug")
+WITH_EACH_WAIT: tuple[Mode, ...] = (*MODES, "hold_core", "give_way")
 WORLDS = (1, 2, 3, 4, 8)
 SEVERAL = (2, 3, 4, 8)
 CASES: dict[str, Case] = {}
