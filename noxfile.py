@@ -19,19 +19,21 @@ PACKAGES = ("parallel-config", "device-mesh", "trainer")
 EXTRAS = {"parallel-config": "test", "device-mesh": "mpi,mindspore,test", "trainer": "test"}
 
 
-def editable(last: str, *, tests: bool = True) -> list[str]:
-    """Install arguments: a package of this repository and the sister packages it builds on, at the locked versions."""
-    arguments = ["-c", "tools/constraints.txt"]
+def install(session: nox.Session, last: str, *requirements: str, tests: bool = True) -> None:
+    """Install a package of this repository, the sister packages it builds on, and more; at the locked versions."""
+    # Ranks start together and import MindSpore, which takes three times as long where no bytecode may be written.
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    packages: list[str] = []
     for package in PACKAGES[: PACKAGES.index(last) + 1]:
         extras = f"[{EXTRAS[package]}]" if package == last and tests else ""
-        arguments += ["-e", f"packages/{package}{extras}"]
-    return arguments
+        packages += ["-e", f"packages/{package}{extras}"]
+    session.install("-c", "tools/constraints.txt", *packages, *requirements)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, and import-linter for the layers."""
-    session.install(*editable("trainer"), "ruff", "import-linter")
+    install(session, "trainer", "ruff", "import-linter")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--config", "tools/layers.toml")
@@ -40,7 +42,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Mypy, strict on the packages below the trainer."""
-    session.install(*editable("trainer"), "mypy", "types-PyYAML")
+    install(session, "trainer", "mypy", "types-PyYAML")
     session.run("mypy", "packages/parallel-config/src", "packages/device-mesh/src")
     session.run("mypy", "packages/trainer/src")
 
@@ -49,21 +51,21 @@ def types(session: nox.Session) -> None:
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def tests(session: nox.Session, package: str) -> None:
     """A package's tests, in an environment with only its own dependencies."""
-    session.install(*editable(package))
+    install(session, package)
     session.run("pytest", f"packages/{package}/tests", *session.posargs)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """Every plan trains as one rank does: the parity matrix, on 1, 2, 4 and 8 ranks."""
-    session.install(*editable("trainer"), "psutil")
+    install(session, "trainer", "psutil")
     session.run("pytest", "integration_tests", *session.posargs)
 
 
 @nox.session
 def train(session: nox.Session) -> None:
     """Train a small model on the Python standard library's source on four ranks, and show the loss falling."""
-    session.install(*editable("trainer", tests=False))
+    install(session, "trainer", tests=False)
     session.run("parallel-train", "data", "build", "--python-stdlib", "--output", "output/python-stdlib")
     session.run("parallel-train", "run", "docs/scenarios/first-run.yaml", "--nproc", "4", *session.posargs)
 
@@ -71,13 +73,13 @@ def train(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Links lead somewhere, scenario files are valid."""
-    session.install(*editable("parallel-config"))
+    install(session, "parallel-config")
     session.run("python", "tools/check_docs.py")
 
 
 def install_with_torch(session: nox.Session) -> None:
     """Our packages beside PyTorch and transformers, by pip: uv would fetch PyTorch's CUDA build."""
-    session.install(*editable("trainer"), "torch==2.13.0", "transformers")
+    install(session, "trainer", "torch==2.13.0", "transformers")
 
 
 @nox.session(venv_backend="venv")
