@@ -48,7 +48,7 @@ def reports(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
             env=environment,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1500,
         )
         assert job.returncode == 0, f"{world} ranks ended with {job.returncode}:\n{job.stdout}\n{job.stderr}"
         found[world] = json.loads((folder / f"world-{world}.json").read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3000)
 Reports = dict[int, dict[str, Any]]
 
 

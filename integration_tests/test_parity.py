@@ -14,7 +14,7 @@ TOLERANCE = {
 }
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_plan_equals_one_rank(case: Case, reports: dict[int, dict[str, Any]]) -> None:
     found = reports[case.world]["cases"][case.name]
@@ -23,7 +23,7 @@ def test_plan_equals_one_rank(case: Case, reports: dict[int, dict[str, Any]]) ->
     assert {name: found[name] for name in allowed if not found[name] <= allowed[name]} == {}
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3000)
 def test_table_shows_what_was_found(reports: dict[int, dict[str, Any]], request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--write-table"):
         table.write(reports)

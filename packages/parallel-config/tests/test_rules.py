@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from parallel_config import ConfigError, ConfigWarning, ParallelPlan, UnsupportedConfigError, loads, plan
+from attrs import evolve
+from parallel_config import ConfigError, ConfigWarning, ParallelPlan, UnsupportedConfigError, loads, plan, read
+from parallel_config.loading import examine
 
 QWEN = "model_type: qwen3, architectures: Qwen3ForCausalLM"
 DEEPSEEK = "model_type: deepseek_v3, architectures: DeepseekV3ForCausalLM"
@@ -26,6 +28,8 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     # data parallelism and batch
     (8, "parallelism: {dense_fsdp_shard_size: 3}", "parallelism.dense_fsdp_shard_size", ["3", "8"]),
     (2, "training: {rampup_batch_size: [1, 2]}", "training.rampup_batch_size", ["three integers"]),
+    (8, "training: {rampup_batch_size: [8, 8, 1000]}", "training.rampup_batch_size", ["Write global_batch_size"]),
+    (8, "training: {local_batch_size: 2}", "training.global_batch_size", ["1 (the default)", "= 16"]),
     (
         2,
         "training: {global_batch_size: 8, rampup_batch_size: [2, 4, 100]}",
@@ -68,6 +72,7 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     ),
     (2, both("tensor_parallel: 2", f"{QWEN}, seq_length: 7"), "model.seq_length", ["7", "tensor_parallel 2"]),
     (2, both("tensor_parallel: 2", f"{DEEPSEEK}, q_lora_rank: 0"), "model.q_lora_rank", ["tensor_parallel 2"]),
+    (2, both("tensor_parallel: 2", f"{DEEPSEEK}, q_lora_rank: null"), "model.q_lora_rank", ["tensor_parallel 2"]),
     # context parallelism
     (
         4,
@@ -135,7 +140,66 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
         "train_dataset.dataloader.config.create_attention_mask",
         ["must be false"],
     ),
+    (
+        3,
+        f"parallelism: {{context_parallel: 3}}\nmodel: {{model_type: x, architectures: X, {COMPRESSED}}}\n"
+        + dataset("seq_length: 4096, create_attention_mask: false"),
+        "train_dataset.dataloader.config.seq_length",
+        ["4096", "context_parallel 3"],
+    ),
+    (
+        2,
+        f"{CP2}\n" + dataset("create_attention_mask: false"),
+        "model.use_attn_mask_compression",
+        ["requires a compressed attention mask"],
+    ),
+    (
+        2,
+        f"{CP2}\nmodel: {{{QWEN}, {COMPRESSED}}}\n"
+        + dataset("seq_length: 4096", ", column_names: [input_ids, labels, loss_mask, position_ids]"),
+        "train_dataset.dataloader.config.create_attention_mask",
+        ["true (the default) must be false"],
+    ),
+    (
+        2,
+        f"{CP2}\nmodel: {{{QWEN}, {COMPRESSED}}}\ntrain_dataset: {{dataloader: {{type: HFDataLoader}}}}",
+        "train_dataset.dataloader.column_names",
+        ["position_ids", "[input_ids, labels, position_ids]"],
+    ),
+    (
+        2,
+        (
+            f"{CP2}\nmodel: {{{QWEN}, {COMPRESSED}}}\n"
+            "train_dataset: {dataloader: {type: MindDataset, column_names: [input_ids, position_ids, attention_mask]}}"
+        ),
+        "train_dataset.dataloader.column_names",
+        ["no attention_mask"],
+    ),
+    (
+        2,
+        (
+            f"{CP2}\nmodel: {{{QWEN}, {COMPRESSED}}}\ntrain_dataset: {{dataloader: {{type: HFDataLoader,"
+            " create_attention_mask: true, column_names: [input_ids, labels, position_ids]}}"
+        ),
+        "train_dataset.dataloader.create_attention_mask",
+        ["must be false with context_parallel 2"],
+    ),
+    (
+        2,
+        f"{CP2}\nmodel: {{{QWEN}, {COMPRESSED}, apply_rope_fusion: true}}",
+        "model.apply_rope_fusion",
+        ["context_parallel 2", "EOD"],
+    ),
     # expert parallelism
+    (
+        32,
+        (
+            "parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto, expert_parallel: 8,"
+            " moe_token_dispatcher_type: alltoall_deredundancy, pipeline_parallel_overlap_b_f: true}"
+        ),
+        "parallelism.pipeline_parallel_overlap_b_f",
+        ["alltoall_deredundancy", "expert_parallel 8"],
+    ),
     (2, both("expert_parallel: 2", f"{QWEN}"), "parallelism.expert_parallel", ["qwen3"]),
     (
         8,
@@ -169,6 +233,7 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     (1, f"model: {{{QWEN}, chunk_loss_num: 4, calculate_per_token_loss: true}}", "model.chunk_loss_num", ["4"]),
     (1, f"model: {{{DEEPSEEK}, moe_layer_freq: 2}}", "model.moe_layer_freq", ["first_k_dense_replace 3"]),
     (1, f"model: {{{DEEPSEEK}, num_nextn_predict_layers: 2}}", "model.num_nextn_predict_layers", ["≤ 1"]),
+    (1, f"model: {{{QWEN}, seq_length: null}}", "model.seq_length", ["must not be null", "qwen3, 4096"]),
     (1, "model: {architectures: Qwen3ForCausalLM}", "model.model_type", ["required"]),
     (1, "model: {model_type: qwen3}", "model.architectures", ["required", "Qwen3ForCausalLM"]),
     (1, "model: {model_type: qwen3, architectures: [Qwen3ForCausalLM]}", "model.architectures", ["text"]),
@@ -222,11 +287,11 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     (1, "optimizer: {enable_cpu_offload: true}", "optimizer.enable_cpu_offload", ["cpu_offload"]),
     (1, "lr_scheduler: {learning_rate: 1.0e-3}", "lr_scheduler.type", ["required"]),
     (1, "lr_scheduler: {type: ConstantWarmUpLR}", "lr_scheduler.warmup_steps", ["warmup_ratio"]),
+    (1, "lr_scheduler: {type: PolynomialWithWarmUpLR}", "lr_scheduler.warmup_steps", ["warmup_ratio"]),
     (1, "lr_scheduler: {type: ConstantWarmUpLR, warmup_ratio: 2}", "lr_scheduler.warmup_ratio", ["≤ 1"]),
     (1, "checkpoint: {save_max: 2}", "checkpoint.save_path", ["enable_save"]),
     (1, "checkpoint: {save_path: x, save_trainable_only: true}", "checkpoint.save_trainable_only", ["base_load_path"]),
     (1, "profiler: {start_step: 5, end_step: 3}", "profiler.end_step", ["5", "3"]),
-    (1, "profiler: {profiler_level: 3}", "profiler.profiler_level", ["≤ 2"]),
     (1, "callbacks: [{type: Nothing}]", "callbacks[0].type", ["MaxLogitsMonitor"]),
     (1, "callbacks: [{type: MaxLogitsMonitor, step_interval: 0}]", "callbacks[0].step_interval", ["≥ 1"]),
     (1, "callbacks: [{step_interval: 2}]", "callbacks[0].type", ["required"]),
@@ -313,6 +378,22 @@ WORKING: list[tuple[int, str]] = [
         ),
     ),
     (1, "train_dataset: {dataloader: {type: HFDataLoader, path: x, create_compressed_eod_mask: true}}"),
+    (1, dataset('split: "1., .5, 0.25", data_path: [a]')),
+    (1, f"model: {{{DEEPSEEK}, q_lora_rank: null}}"),
+    (
+        2,
+        f"{CP2}\nmodel: {{{QWEN}}}\n"
+        + dataset("seq_length: 4096, create_compressed_eod_mask: true, create_attention_mask: false"),
+    ),
+    (2, f"{CP2}\nmodel: {{{QWEN}, use_eod_attn_mask_compression: true, apply_rope_fusion: true}}"),
+    (1, f"model: {{{QWEN}, apply_rope_fusion: true}}"),
+    (
+        2,
+        (
+            f"{CP2}\nmodel: {{{QWEN}, {COMPRESSED}}}\n"
+            "train_dataset: {dataloader: {type: HFDataLoader, column_names: [input_ids, labels, position_ids]}}"
+        ),
+    ),
     (1, "run_mode: train\ninference: {anything: 1}"),
 ]
 
@@ -341,6 +422,66 @@ def test_what_is_known_but_not_offered_is_a_not_implemented_error_too(text: str)
 def test_a_world_size_is_a_positive_integer(world_size: object) -> None:
     with pytest.raises(ConfigError, match="world_size"):
         ParallelPlan.from_degrees(world_size)  # type: ignore[arg-type]
+
+
+def test_a_world_size_beyond_counting_is_refused() -> None:
+    for world_size in (2**31, 10**309):
+        with pytest.raises(ConfigError, match="world_size"):
+            ParallelPlan.from_degrees(world_size)
+    assert ParallelPlan.from_degrees(2**31 - 1).data_parallel == 2**31 - 1
+
+
+def test_a_default_is_not_laid_to_a_model_type_that_is_not_written() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ParallelPlan.from_degrees(2, num_hidden_layers=0)
+    assert "default" not in str(caught.value)
+
+
+def test_a_written_null_is_not_the_default() -> None:
+    assert loads(f"model: {{{DEEPSEEK}, q_lora_rank: null}}").model.q_lora_rank is None
+    assert loads(f"model: {{{DEEPSEEK}}}").model.q_lora_rank == 1536
+
+
+def test_a_placement_set_from_code_is_used() -> None:
+    config = loads(
+        f"model: {{{QWEN}, num_hidden_layers: 4}}\n"
+        "parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto}"
+    )
+    changed = evolve(config.parallelism, pipeline_parallel_layers_per_stage=["0-2", "3"])
+    assert plan(evolve(config, parallelism=changed), 2).stage_layers == ((0, 2), (3, 3))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "text", "suggestion"),
+    [
+        (
+            6,
+            both("tensor_parallel: 3", f"{QWEN}, intermediate_size: 12, seq_length: 12"),
+            "Use tensor_parallel 1 or 2; or num_attention_heads 30 or 33.",
+        ),
+        (
+            12,
+            both("tensor_parallel: 3, pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto", QWEN)
+            + "\ntraining: {global_batch_size: 2}",
+            "Use tensor_parallel 1 or 2; or num_attention_heads 30 or 33.",
+        ),
+        (6, both("expert_parallel: 3", DEEPSEEK), "Use expert_parallel 1 or 2; or n_routed_experts 255 or 258."),
+        (
+            4,
+            "parallelism: {expert_parallel: 4, moe_token_dispatcher_type: alltoall_deredundancy}",
+            "Use moe_token_dispatcher_type alltoall.",
+        ),
+        (
+            16,
+            "parallelism: {expert_parallel: 4, moe_token_dispatcher_type: alltoall_deredundancy}",
+            "Use expert_parallel 8, or moe_token_dispatcher_type alltoall.",
+        ),
+        (1, "parallelism: {reshard_after_forward_policy: nevr}", "Did you mean never?"),
+    ],
+)
+def test_only_what_can_work_is_suggested(world_size: int, text: str, suggestion: str) -> None:
+    problems = examine(read(text, "run.yaml"), world_size).problems
+    assert suggestion in [problem.suggestion for problem in problems]
 
 
 @pytest.mark.parametrize(
@@ -381,6 +522,18 @@ def test_plain_degrees_with_layers_and_batches() -> None:
         ("parallelism: {tensor_parallel: 2, sequence_parallel: false}", "cannot be switched off"),
         ("parallelism: {context_parallel: 2, sequence_parallel: true}", "conflicts with context_parallel 2"),
         ("checkpoint: {enable_save: false, load_worker_number: 4}", "checkpoint.load_worker_number"),
+        ("profiler: {profiler_level: 3}", "profiler.profiler_level .levels are 0, 1 and 2, and this is 3"),
+        ("parallelism: {enable_mc2: true}", "enable_mc2 .tensor_parallel is 1"),
+        ("parallelism: {enable_loss_parallel: true}", "enable_loss_parallel .tensor_parallel is 1"),
+        ("parallelism: {expert_parallel_async_d2h: true}", "expert_parallel_async_d2h .expert_parallel is 1"),
+        ("parallelism: {npu_nums_per_device: 4}", "npu_nums_per_device .moe_token_dispatcher_type is alltoall"),
+        (
+            (
+                "parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto,"
+                " pipeline_parallel_overlap_b_f: true}"
+            ),
+            "pipeline_parallel_overlap_b_f .expert_parallel is 1",
+        ),
         ("monitor: {health_checkpoint: {global_norm_skip_time: 3}}", "monitor.health_checkpoint"),
         (f"model: {{{QWEN}, num_hiden_layers: 2}}", "did you mean num_hidden_layers"),
         ("optimizer: {weigth_decay: 0.1}", "did you mean weight_decay"),

@@ -40,11 +40,10 @@ def problems(text: str) -> tuple[Problem, ...]:
     ],
 )
 def test_trap(text: str, line: int, fragment: str) -> None:
-    first, *_ = problems(text)
-    assert fragment in str(first)
-    assert first.file == "run.yaml"
-    assert first.line == line
-    assert first.suggestion
+    found = next(problem for problem in problems(text) if fragment in str(problem))
+    assert found.file == "run.yaml"
+    assert found.line == line
+    assert found.suggestion
 
 
 def test_duplicate_keys_name_both_lines() -> None:
@@ -156,6 +155,30 @@ parallelism: {tensor_parallel: two, context_parallel: 2}
 model: {model_type: x, architectures: X, num_attention_heads: 3, use_attn_mask_compression: true}
 """
     assert [problem.path for problem in problems(text)] == ["parallelism.tensor_parallel"]
+
+
+def test_each_callback_has_its_own_problems() -> None:
+    text = """
+callbacks:
+- 3
+- {type: MaxLogitsMonitor, step_interval: x}
+- {type: Nothing}
+- {type: MaxLogitsMonitor, step_interval: 0}
+"""
+    paths = [problem.path for problem in problems(text)]
+    assert paths == ["callbacks[0]", "callbacks[1].step_interval", "callbacks[2].type", "callbacks[3].step_interval"]
+
+
+def test_a_number_for_a_text_is_quoted_as_it_is_written() -> None:
+    (problem,) = problems("checkpoint: {save_path: x, prefix: 1e5}")
+    assert problem.suggestion == "Quote it: '1e5'."
+
+
+def test_a_number_too_large_for_one_stays_text() -> None:
+    config = loads("model: {model_type: x, architectures: X, revision: 5e1234567, other: 5.0e+1234567, scale: 2e-1}")
+    assert config.model.extra == {"revision": "5e1234567", "other": "5.0e+1234567", "scale": 0.2}
+    (problem,) = problems("training: {max_norm: 5e1234567}")
+    assert problem.path == "training.max_norm"
 
 
 @pytest.mark.parametrize(

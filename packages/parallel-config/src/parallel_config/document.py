@@ -25,13 +25,15 @@ class Spot:
 class Document:
     """The values of a file, where each stands (by dotted path), and what is wrong with the YAML itself.
 
-    `broken` says that the text could not be read at all, so that nothing is known about its fields.
+    `texts` has the numbers as the file writes them. `broken` says that the text could not be read at all, so
+    that nothing is known about its fields.
     """
 
     filename: str | None
     text: str = ""
     values: Mapping[str, Any] = Factory(dict)
     spots: Mapping[str, Spot] = Factory(dict)
+    texts: Mapping[str, str] = Factory(dict)
     written: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
     broken: bool = False
@@ -40,6 +42,10 @@ class Document:
     def from_values(cls, values: Mapping[str, Any]) -> Document:
         """Values that come from no file."""
         return cls(filename=None, values=values, written=frozenset(all_paths(values)))
+
+    def has(self, path: str) -> bool:
+        """Whether this section or field is written."""
+        return path in self.written
 
     def problem(
         self,

@@ -7,10 +7,10 @@ from typing import Any
 
 from attrs import fields, has
 
+from parallel_config.likeness import most_alike
 from parallel_config.paths import join
 from parallel_config.schema import Parallelism, TrainConfig, written_fields
 from parallel_config.schema.setting import is_reserved
-from parallel_config.structure import similar
 from parallel_config.value_types import known_keys
 
 _ONLY_WITH = {
@@ -19,7 +19,9 @@ _ONLY_WITH = {
         "pipeline_parallel_overlap_p2p",
         "pipeline_parallel_overlap_b_f",
     ),
+    "tensor_parallel": ("enable_mc2", "enable_loss_parallel"),
     "context_parallel": ("context_parallel_method", "context_parallel_async", "ulysses_degree_in_cp"),
+    "expert_parallel": ("expert_parallel_async_d2h",),
 }
 """Fields of `parallelism` that say something only when this degree is above 1."""
 
@@ -53,6 +55,13 @@ def _inert(config: TrainConfig) -> Iterator[str]:
                 yield f"parallelism.{name} ({degree} is 1)"
     if sizes.pipeline_parallel == 1 and isinstance(sizes.pipeline_parallel_layers_per_stage, tuple):
         yield "parallelism.pipeline_parallel_layers_per_stage (pipeline_parallel is 1)"
+    if sizes.pipeline_parallel > 1 and sizes.pipeline_parallel_overlap_b_f and sizes.expert_parallel == 1:
+        yield "parallelism.pipeline_parallel_overlap_b_f (expert_parallel is 1)"
+    dispatcher = sizes.moe_token_dispatcher_type
+    if dispatcher != "alltoall_deredundancy" and sizes.npu_nums_per_device != default.npu_nums_per_device:
+        yield f"parallelism.npu_nums_per_device (moe_token_dispatcher_type is {dispatcher})"
+    if not 0 <= config.profiler.profiler_level <= 2:
+        yield f"profiler.profiler_level (levels are 0, 1 and 2, and this is {config.profiler.profiler_level})"
     colossal = sizes.context_parallel > 1 and sizes.context_parallel_method == "colossal"
     if colossal and sizes.ulysses_degree_in_cp not in (None, 1):
         yield "parallelism.ulysses_degree_in_cp (context_parallel_method is colossal)"
@@ -78,7 +87,7 @@ def _sequence_parallel(config: TrainConfig) -> Iterator[str]:
 def _misspelt(section: object, path: str) -> Iterator[str]:
     cls: Any = type(section)
     for key in getattr(section, "extra", {}):
-        meant = similar(key, known_keys(cls), at_least=_SURELY_MISSPELT)
+        meant = most_alike(key, known_keys(cls), at_least=_SURELY_MISSPELT)
         if meant is not None:
             yield f"{join(path, key)} is not a field known here and is kept as it is: did you mean {meant}?"
     for attribute in fields(type(section)):  # type: ignore[arg-type]

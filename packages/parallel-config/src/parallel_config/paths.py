@@ -70,14 +70,20 @@ def _inside(values: Any, key: str | int) -> Any:
 
 def all_paths(value: Any, path: str = "") -> list[str]:
     """The paths of everything inside `value`."""
-    found = [path] if path else []
-    if isinstance(value, Mapping):
+    found: list[str] = []
+    _collect(value, path, found)
+    return found
+
+
+def _collect(value: Any, path: str, found: list[str]) -> None:
+    if path:
+        found.append(path)
+    if isinstance(value, dict):
         for key, item in value.items():
-            found += all_paths(item, join(path, key))
+            _collect(item, f"{path}.{key}" if path else key, found)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            found += all_paths(item, f"{path}[{index}]")
-    return found
+            _collect(item, f"{path}[{index}]", found)
 
 
 def get(values: Any, keys: Keys) -> Any:

@@ -14,6 +14,9 @@ from parallel_config.schema import TrainConfig
 from parallel_config.stages import Range, even_ranges, in_virtual_order, parse_item
 from parallel_config.structure import structure
 
+MAX_WORLD_SIZE = 2**31 - 1
+"""Ranks are numbered with 32-bit integers wherever processes communicate."""
+
 
 @frozen
 class ParallelPlan:
@@ -103,9 +106,11 @@ class ParallelPlan:
 
 def world_size_problems(world_size: Any) -> tuple[Problem, ...]:
     """What is wrong with a world size by itself."""
-    if isinstance(world_size, int) and not isinstance(world_size, bool) and world_size >= 1:
+    if isinstance(world_size, int) and not isinstance(world_size, bool) and 1 <= world_size <= MAX_WORLD_SIZE:
         return ()
-    return (Problem("world_size", world_size, "must be an integer ≥ 1", "Give the number of ranks, such as 8."),)
+    shown = world_size if not isinstance(world_size, int) or abs(world_size) < 10**18 else "(too long to show)"
+    rule = f"must be an integer ≥ 1 and ≤ {MAX_WORLD_SIZE}"
+    return (Problem("world_size", shown, rule, "Give the number of ranks, such as 8."),)
 
 
 def plan(config: TrainConfig, world_size: int) -> ParallelPlan:

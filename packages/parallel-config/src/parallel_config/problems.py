@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -9,7 +10,17 @@ import yaml
 from attrs import field, frozen
 
 _LONGEST_SHOWN = 60
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+NUMBER_WITHOUT_POINT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
+"""What is read as a number here, though YAML 1.1 reads it as text."""
+
+
+class _Dumper(_SafeDumper):  # type: ignore[misc]
+    """Quotes a text that would be read back as a number."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER_WITHOUT_POINT, list("-+0123456789"))
 
 
 def show(value: Any) -> str:
@@ -26,15 +37,20 @@ def show(value: Any) -> str:
 
 @frozen
 class Edit:
-    """One change of a file: give a field a value, rename its key, or take the key out."""
+    """One change of a file: give a field a value, rename its key, move it to a section, or take it out.
+
+    `value` is the new value, the new name of the key, or the section.
+    """
 
     path: str
     value: Any = None
-    action: Literal["set", "rename", "remove"] = "set"
+    action: Literal["set", "rename", "move", "remove"] = "set"
 
     def __str__(self) -> str:
         if self.action == "rename":
             return f"rename {self.path} to {self.value}"
+        if self.action == "move":
+            return f"move {self.path} to {self.value}"
         if self.action == "remove":
             return f"remove {self.path}"
         return f"{self.path}: {show(self.value)}"

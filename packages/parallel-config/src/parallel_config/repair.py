@@ -11,17 +11,22 @@ from typing import Any
 from attrs import evolve, frozen
 
 from parallel_config.document import Document
+from parallel_config.likeness import likeness
 from parallel_config.loading import examine
 from parallel_config.paths import as_keys, get, renamed, with_value, without
 from parallel_config.problems import Edit, Fix, Problem
 from parallel_config.source import read
-from parallel_config.text_edits import LineEdit, apply_lines, line_edits
+from parallel_config.text_edits import LineEdit, LineGroup, apply_lines, line_edits
 
 _SHOWN = 5
 _EXAMINATIONS = 60
 """Candidates tried in all before giving up."""
-_EXAMINATIONS_AFTER_SUCCESS = 10
+_EXAMINATIONS_AFTER_SUCCESS = 6
 """Candidates tried once one is known to work."""
+_STEP = 1e-3
+_LOST = 3.5
+_GIVEN_UP = 4.0
+_DEGREES = frozenset(f"parallelism.{kind}_parallel" for kind in ("tensor", "context", "pipeline", "expert"))
 _TEXT_ROUNDS = 4
 """Faults of YAML itself that are mended one after another."""
 
@@ -38,27 +43,39 @@ class Repair:
 
 def repairs(document: Document, world_size: int | None) -> tuple[Repair, ...]:
     """Up to five ways to make `document` valid, the ones that change least first; none if it already is."""
-    if not examine(document, world_size).problems:
-        return ()
-    return tuple(_repairs(document, world_size, _TEXT_ROUNDS))
+    return tuple(_repairs(document, examine(document, world_size).problems, world_size, _TEXT_ROUNDS))
 
 
-def _repairs(document: Document, world_size: int | None, rounds: int) -> list[Repair]:
+def _repairs(document: Document, problems: tuple[Problem, ...], world_size: int | None, rounds: int) -> list[Repair]:
+    if not problems:
+        return []
     in_text = [problem for problem in document.problems if not problem.fixes]
     if not in_text:
-        return [Repair(edits) for edits in _search(document, world_size)]
+        return [Repair(edits) for edits in _search(document, problems, world_size)]
     if rounds == 0:
         return []
-    for lines in line_edits(document, in_text[0]):
-        changed = read(apply_lines(document.text, lines), document.filename or "")
-        if not _progress(document, changed):
-            continue
-        if not examine(changed, world_size).problems:
-            return [Repair(lines)]
-        further = _repairs(changed, world_size, rounds - 1)
-        if further:
-            return [Repair((*lines, *repair.edits)) for repair in further]
+    for alternatives in line_edits(document, in_text[0]):
+        found = [repair for lines in alternatives for repair in _mended(document, lines, world_size, rounds)]
+        if found:
+            return sorted(found, key=lambda repair: len(repair.edits))[:_SHOWN]
     return []
+
+
+def _mended(document: Document, lines: LineGroup, world_size: int | None, rounds: int) -> list[Repair]:
+    """The repairs that begin with these lines. A line is not rewritten for a field that is then taken out."""
+    changed = read(apply_lines(document.text, lines), document.filename or "")
+    if not _progress(document, changed):
+        return []
+    problems = examine(changed, world_size).problems
+    if not problems:
+        return [Repair(lines)]
+    rewritten = {edit.line for edit in lines if edit.content is not None}
+    there = {path for path, spot in changed.spots.items() if spot.key_line in rewritten}
+    return [
+        Repair((*lines, *repair.edits))
+        for repair in _repairs(changed, problems, world_size, rounds - 1)
+        if not any(isinstance(edit, Edit) and edit.action == "remove" and edit.path in there for edit in repair.edits)
+    ]
 
 
 def _progress(before: Document, after: Document) -> bool:
@@ -69,17 +86,16 @@ def _progress(before: Document, after: Document) -> bool:
     return len(after.problems) < len(before.problems)
 
 
-def _search(document: Document, world_size: int | None) -> list[tuple[Edit, ...]]:
-    """Best-first over sets of edits: fewest edits made plus problems left, then the smallest change."""
+def _search(document: Document, problems: tuple[Problem, ...], world_size: int | None) -> list[tuple[Edit, ...]]:
+    """Best-first over sets of edits, by what they cost and how many problems they leave."""
     order = itertools.count()
     values = document.values
-    problems = examine(document, world_size).problems
-    queue: list[tuple[int, float, int, Fix, tuple[Problem, ...]]] = [(0, 0.0, next(order), (), problems)]
+    queue: list[tuple[float, int, Fix, tuple[Problem, ...]]] = [(0.0, next(order), (), problems)]
     found: list[tuple[float, Fix]] = []
     seen: set[frozenset[str]] = set()
     examined, limit = 0, _EXAMINATIONS
     while queue and examined < limit and len(found) < _SHOWN:
-        _, _, _, edits, problems = heapq.heappop(queue)
+        _, _, edits, problems = heapq.heappop(queue)
         for fix in next((problem.fixes for problem in problems if problem.fixes), ()):
             replaced = {edit.path for edit in fix}
             candidate = (*(edit for edit in edits if edit.path not in replaced), *fix)
@@ -89,11 +105,11 @@ def _search(document: Document, world_size: int | None) -> list[tuple[Edit, ...]
             seen.add(key)
             examined += 1
             left = examine(_edited(document, candidate), world_size).problems
-            size = sum(_size(edit, values) for edit in candidate)
+            cost = sum(_cost(edit, values) for edit in candidate)
             if left:
-                heapq.heappush(queue, (len(candidate) + len(left), size, next(order), candidate, left))
+                heapq.heappush(queue, (cost + len(left), next(order), candidate, left))
             else:
-                found.append((len(candidate) + size / 1000, candidate))
+                found.append((cost, candidate))
                 limit = min(limit, examined + _EXAMINATIONS_AFTER_SUCCESS)
     return _smallest(found)
 
@@ -110,7 +126,7 @@ def _edited(document: Document, edits: Fix) -> Document:
     values: Mapping[str, Any] = document.values
     for edit in edits:
         values = apply_edit(values, edit)
-    return evolve(Document.from_values(values), filename=document.filename)
+    return evolve(Document.from_values(values), filename=document.filename, texts=document.texts)
 
 
 def apply_edit(values: Mapping[str, Any], edit: Edit) -> Mapping[str, Any]:
@@ -120,21 +136,32 @@ def apply_edit(values: Mapping[str, Any], edit: Edit) -> Mapping[str, Any]:
         changed = with_value(values, keys, edit.value)
     elif edit.action == "remove":
         changed = without(values, keys)
+    elif edit.action == "move":
+        changed = with_value(without(values, keys), (edit.value, keys[-1]), get(values, keys))
     else:
         changed = renamed(values, keys, edit.value)
     return dict(changed)
 
 
-def _size(edit: Edit, values: Mapping[str, Any]) -> float:
-    """How far an edit goes: the ratio of numbers as a logarithm; a removal is further than a new value."""
-    if edit.action == "rename":
-        return 0.0
+def _cost(edit: Edit, values: Mapping[str, Any]) -> float:
+    """Each edit costs 1 and very little more the further it goes; to lose a field or a dimension costs several."""
+    if edit.action in {"rename", "move"}:
+        return 1.0
     if edit.action == "remove":
-        return 3.0
+        return _LOST
     try:
         old = get(values, as_keys(edit.path, values))
     except (KeyError, IndexError, TypeError):
-        return 1.0
-    if type(old) in (int, float) and type(edit.value) in (int, float) and old > 0 and edit.value > 0:
-        return abs(math.log(edit.value / old))
+        return 1.0 + _STEP
+    if edit.path in _DEGREES and edit.value == 1 and isinstance(old, int) and old > 1:
+        return _GIVEN_UP
+    return 1.0 + _distance(old, edit.value) * _STEP
+
+
+def _distance(old: Any, new: Any) -> float:
+    """Between numbers the logarithm of their ratio, between words how little they have in common, otherwise 1."""
+    if isinstance(old, str) and isinstance(new, str):
+        return 1.0 - likeness(old, new)
+    if type(old) in (int, float) and type(new) in (int, float) and old > 0 and new > 0:
+        return abs(math.log(new / old))
     return 1.0

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from parallel_config.document import Document, Spot
 from parallel_config.paths import all_paths, join
-from parallel_config.problems import Edit, Fix, Problem
+from parallel_config.problems import NUMBER_WITHOUT_POINT, Edit, Fix, Problem
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -21,7 +21,6 @@ MAX_VALUES = 20_000
 """Values a file may expand to: far above any real file, far below what hurts."""
 
 _TAG = "tag:yaml.org,2002:"
-_NUMBER_WITHOUT_POINT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _UNREADABLE = re.compile("[^\\x09\\x0a\\x0d\\x20-\\x7e\\x85\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 _TRUE = frozenset({"yes", "true", "on"})
@@ -75,10 +74,11 @@ def read(text: str, filename: str) -> Document:
         filename,
         text,
         values,
-        builder.spots,
-        frozenset(all_paths(values)),
-        tuple(builder.problems),
-        builder.stopped,
+        spots=builder.spots,
+        texts=builder.texts,
+        written=frozenset(all_paths(values)),
+        problems=tuple(builder.problems),
+        broken=builder.stopped,
     )
 
 
@@ -125,6 +125,7 @@ class _Builder:
 
     filename: str
     spots: dict[str, Spot] = field(factory=dict)
+    texts: dict[str, str] = field(factory=dict)
     problems: list[Problem] = field(factory=list)
     count: int = 0
     stopped: bool = False
@@ -245,6 +246,10 @@ class _Builder:
 
     def scalar(self, node: Any, path: str) -> Any:
         text, tag = str(node.value), node.tag.removeprefix(_TAG)
+        if tag == "str" and not node.style and NUMBER_WITHOUT_POINT.fullmatch(text):
+            tag = "float"
+        if tag in {"int", "float"}:
+            self.texts.setdefault(path, text)
         try:
             if tag == "null":
                 return None
@@ -257,8 +262,6 @@ class _Builder:
         except (ValueError, OverflowError):
             self.report(node, path, text, f"is tagged !!{tag} and is none", "Remove the tag.")
             return None
-        if tag == "str" and not node.style and _NUMBER_WITHOUT_POINT.fullmatch(text):
-            return _float(text)
         if tag not in {"str", "timestamp", "value"}:
             self.report(
                 node,
@@ -308,12 +311,14 @@ def _base_60(text: str) -> int:
     return -number if text.startswith("-") else number
 
 
-def _float(text: str) -> float:
+def _float(text: str) -> float | str:
+    """The number; the text itself where the number is too large for one."""
     plain = text.replace("_", "").lower()
     special = {"nan": "nan", "inf": "inf"}.get(plain.lstrip("+-").removeprefix("."))
     if special:
         return float(("-" if plain.startswith("-") else "") + special)
-    return float(plain)
+    number = float(plain)
+    return number if abs(number) < float("inf") else text
 
 
 def _spot(key: yaml.Node, value: yaml.Node) -> Spot:

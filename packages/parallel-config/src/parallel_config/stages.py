@@ -48,8 +48,8 @@ class BadItem(Exception):
     rule: str
 
 
-def parse_item(item: str, index: int, interleave_num: int) -> list[Range]:
-    """The ranges of one physical stage, one for each chunk. Raises `BadItem`."""
+def parse_ranges(item: str, index: int) -> list[Range]:
+    """The ranges that one item lists, however many. Raises `BadItem`."""
     pieces = [piece.strip() for piece in item.split(",")]
     ranges = []
     for piece in pieces:
@@ -60,6 +60,12 @@ def parse_item(item: str, index: int, interleave_num: int) -> list[Range]:
         if first > last:
             raise BadItem(index, f"must list ranges upwards, and {piece} runs from {first} down to {last}")
         ranges.append((first, last))
+    return ranges
+
+
+def parse_item(item: str, index: int, interleave_num: int) -> list[Range]:
+    """The ranges of one physical stage, one for each chunk. Raises `BadItem`."""
+    ranges = parse_ranges(item, index)
     if len(ranges) != interleave_num:
         raise BadItem(
             index,
@@ -72,6 +78,17 @@ def parse_item(item: str, index: int, interleave_num: int) -> list[Range]:
 def in_virtual_order(by_stage: Sequence[Sequence[Range]]) -> tuple[Range, ...]:
     """Ranges by physical stage, put into the order of the virtual stages."""
     return tuple(ranges[chunk] for chunk in range(len(by_stage[0])) for ranges in by_stage)
+
+
+def joined(ranges: Sequence[Range], num_layers: int) -> tuple[Range, ...] | None:
+    """The ranges with their ends kept and their starts moved, so that they cover `num_layers` layers.
+
+    None where the ends do not ascend.
+    """
+    ends = [last for _, last in ranges[:-1]] + [num_layers - 1]
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    moved = tuple(zip(starts, ends, strict=True))
+    return moved if all(first <= last for first, last in moved) else None
 
 
 def coverage_faults(ranges: Sequence[Range], num_layers: int | None) -> list[str]:

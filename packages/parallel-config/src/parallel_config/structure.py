@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from attrs import Attribute, evolve, fields_dict, frozen
+from attrs import Attribute, evolve, fields, fields_dict, frozen
 from cattrs.errors import (
     AttributeValidationNote,
     BaseValidationError,
@@ -17,11 +16,15 @@ from cattrs.errors import (
 )
 
 from parallel_config.document import Document
-from parallel_config.paths import Keys, as_keys, as_text, get, join, parent, without
+from parallel_config.likeness import most_alike
+from parallel_config.paths import Keys, as_keys, as_text, get, join, parent, with_value, without
 from parallel_config.problems import Edit, Fix, Problem
 from parallel_config.schema import TrainConfig
 from parallel_config.schema.setting import limit_of
-from parallel_config.value_types import Rejected, converter, known_keys
+from parallel_config.value_types import NotSection, NotText, Rejected, converter, known_keys
+
+_PROBABLY_MEANT = 0.75
+"""Likeness from which a known key is taken for what an unknown one should be."""
 
 
 @frozen
@@ -39,7 +42,7 @@ def structure(document: Document) -> Structured:
     failed: set[str] = {problem.path for problem in document.problems}
     values: Any = document.values
     for path in failed:
-        values = without(values, _field(as_keys(path, values)))
+        values = _set_aside(values, _field(as_keys(path, values)))
     while True:
         try:
             config = converter().structure(values, TrainConfig)
@@ -51,7 +54,7 @@ def structure(document: Document) -> Structured:
                 problems.append(problem)
                 failed.add(as_text(rejection.field_path))
                 failed |= _meant_instead(problem)
-                values = without(values, rejection.field_path)
+                values = _set_aside(values, rejection.field_path)
     return Structured(_completed(config, document), tuple(problems), frozenset(failed))
 
 
@@ -62,17 +65,11 @@ def _meant_instead(problem: Problem) -> set[str]:
 
 
 def _completed(config: TrainConfig, document: Document) -> TrainConfig:
-    model = config.model.with_defaults()
+    section = document.values.get("model")
+    model = config.model.with_defaults(section if isinstance(section, Mapping) else ())
     if config.train_dataset.dataloader.config.create_compressed_eod_mask:
         model = evolve(model, use_eod_attn_mask_compression=True)
     return evolve(config, model=model, source=document)
-
-
-def similar(name: str, known: Iterable[str], *, at_least: float = 0.75) -> str | None:
-    """The known name that was probably meant, if one is alike enough (`at_least` 1.0: only the same)."""
-    choices = sorted(known)
-    close = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=at_least)
-    return close[0] if close else None
 
 
 def _completed_name(name: str, known: Iterable[str]) -> str | None:
@@ -80,9 +77,19 @@ def _completed_name(name: str, known: Iterable[str]) -> str | None:
     return next((choice for choice in choices if len(name) > 3 and choice.startswith(name.lower() + "_")), None)
 
 
-def _field(path: Keys) -> Keys:
-    """The field that `path` belongs to: a list item stands for its whole list."""
-    return path[: next((depth for depth, key in enumerate(path) if isinstance(key, int)), len(path))]
+def _field(path: Keys, *, is_section: bool = False) -> Keys:
+    """The field that `path` belongs to: a list of values is one field, a section in a list is looked into."""
+    for depth, key in enumerate(path):
+        if isinstance(key, int):
+            inside = path[depth + 1 :]
+            if not (isinstance(inside[0], str) if inside else is_section):
+                return path[:depth]
+    return path
+
+
+def _set_aside(values: Any, path: Keys) -> Any:
+    """Without the value at the path; a section in a list leaves an empty one, so that the others keep their index."""
+    return with_value(values, path, {}) if path and isinstance(path[-1], int) else without(values, path)
 
 
 @frozen
@@ -94,7 +101,7 @@ class _Rejection:
 
     @property
     def field_path(self) -> Keys:
-        return _field(self.path)
+        return _field(self.path, is_section=isinstance(self.error, NotSection))
 
 
 def _rejections(error: BaseException, path: Keys, owner: Any, attribute: Attribute[Any] | None) -> Iterator[_Rejection]:
@@ -126,15 +133,26 @@ def _problem(rejection: _Rejection, document: Document) -> Problem:
     value = get(document.values, rejection.path)
     limit = limit_of(rejection.attribute) if rejection.attribute is not None else None
     rule, suggestion, instead = error.rule, error.suggestion, error.instead
+    if isinstance(error, NotText) and path in document.texts:
+        written = document.texts[path]
+        suggestion, instead = f"Quote it: '{written}'.", (written,)
     if limit is not None and limit.options:
-        rule, instead = limit.rule(), limit.options
+        rule, instead = limit.rule(), limit.nearest(value)
         suggestion = f"Write {' or '.join(limit.options)}."
         if isinstance(value, bool):
             suggestion += " YAML reads yes, no, on and off as switches."
-    fixes: tuple[Fix, ...] = tuple((Edit(path, item),) for item in instead)
-    return document.problem(
-        path, value, rule, suggestion, fixes=(*fixes, (Edit(as_text(rejection.field_path), action="remove"),))
-    )
+    last_resort = Edit(as_text(rejection.field_path), action="remove")
+    if isinstance(error, NotSection) and isinstance(rejection.path[-1], int):
+        # Without the item, those after it would have other paths.
+        last_resort = Edit(path, _least_section(error.cls, value))
+    fixes: tuple[Fix, ...] = (*((Edit(path, item),) for item in instead), (last_resort,))
+    return document.problem(path, value, rule, suggestion, fixes=fixes)
+
+
+def _least_section(cls: Any, value: Any) -> dict[str, Any]:
+    """A section with nothing but what is chosen from options, the choice nearest to `value`."""
+    limits = ((attribute.name, limit_of(attribute)) for attribute in fields(cls))
+    return {name: limit.nearest(value)[0] for name, limit in limits if limit is not None and limit.options}
 
 
 def _unknown(rejection: _Rejection, document: Document) -> Problem:
@@ -143,7 +161,10 @@ def _unknown(rejection: _Rejection, document: Document) -> Problem:
     known = known_keys(rejection.owner)
     what = "section" if len(rejection.path) == 1 else "field"
     remove: Fix = (Edit(path, action="remove"),)
-    meant, homes = similar(key, known) or _completed_name(key, known), _homes().get(key, ())
+    meant, homes = (
+        most_alike(key, known, at_least=_PROBABLY_MEANT) or _completed_name(key, known),
+        _homes().get(key, ()),
+    )
     rule, suggestion = f"is not a known {what}", "Remove it: nothing here is spelt like it."
     fixes: tuple[Fix, ...] = (remove,)
     if meant is not None and meant in siblings:
@@ -153,8 +174,8 @@ def _unknown(rejection: _Rejection, document: Document) -> Problem:
         fixes = ((Edit(path, meant, action="rename"),), remove)
     elif homes and homes[0] != as_text(rejection.path[:-1]):
         rule, suggestion = f"is not a {what} here", f"It belongs to section {homes[0]}."
-        move: Fix = (Edit(join(homes[0], key), get(document.values, rejection.path)), *remove)
-        fixes = (move, remove)
+        if not document.has(join(homes[0], key)):
+            fixes = ((Edit(path, homes[0], action="move"),), remove)
     elif what == "section":
         suggestion = f"Remove it; the sections are {', '.join(sorted(known))}."
     return document.problem(path, None, rule, suggestion, fixes=fixes, at_key=True)

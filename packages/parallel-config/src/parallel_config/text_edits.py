@@ -27,35 +27,42 @@ class LineEdit:
         return f"remove line {self.line}" if self.content is None else f"line {self.line}: {self.content!r}"
 
 
-def apply_lines(text: str, edits: tuple[LineEdit, ...]) -> str:
+LineGroup = tuple[LineEdit, ...]
+"""Edits that are made together."""
+
+
+def apply_lines(text: str, edits: LineGroup) -> str:
     """The text with these edits made; all line numbers are those of `text`."""
     contents = {edit.line: edit.content for edit in edits}
     kept = (contents.get(number, line) for number, line in enumerate(text.split("\n"), 1))
     return "\n".join(line for line in kept if line is not None)
 
 
-def line_edits(document: Document, problem: Problem) -> Iterator[tuple[LineEdit, ...]]:
-    """Groups of edits that may mend a problem of the YAML itself, the likeliest first."""
+def line_edits(document: Document, problem: Problem) -> Iterator[tuple[LineGroup, ...]]:
+    """What may mend a problem of the YAML itself, the likeliest first; each step has equally good alternatives."""
     lines = document.text.split("\n")
     if problem.line is None or problem.line > len(lines):
         return
-    number = problem.line
-    line = lines[number - 1]
+    spot = document.spots.get(problem.path)
+    if spot is not None and spot.key_line != problem.line:
+        yield _block(lines, problem.line), _block(lines, spot.key_line)
+    for group in _rewritings(lines, problem.line):
+        yield (group,)
+    yield from _closed(lines, problem.line)
+    yield (_block(lines, problem.line),)
+
+
+def _rewritings(lines: list[str], number: int) -> Iterator[LineGroup]:
     yield from _tabs(lines)
-    if "---" in line:
+    if "---" in lines[number - 1]:
         yield tuple(LineEdit(later, None) for later in range(number, len(lines) + 1))
-    if problem.path in document.spots and document.spots[problem.path].key_line != number:
-        yield _block(lines, number)
-        yield _block(lines, document.spots[problem.path].key_line)
     for near in (number, number - 1):
         for content in _rewritten(lines, near) if near else ():
             if content != lines[near - 1]:
                 yield (LineEdit(near, content),)
-    yield from _closed(lines, number)
-    yield _block(lines, number)
 
 
-def _tabs(lines: list[str]) -> Iterator[tuple[LineEdit, ...]]:
+def _tabs(lines: list[str]) -> Iterator[LineGroup]:
     for width in (2, 4, 8):
         edits = []
         for number, line in enumerate(lines, 1):
@@ -85,19 +92,20 @@ def _rewritten(lines: list[str], number: int) -> Iterator[str]:
         yield f"{value[1]}'" + value[2].replace("'", "''") + "'"
 
 
-def _closed(lines: list[str], number: int) -> Iterator[tuple[LineEdit, ...]]:
-    """The nearest line above that opens a bracket or quote and does not close it, closed."""
+def _closed(lines: list[str], number: int) -> Iterator[tuple[LineGroup, ...]]:
+    """The nearest line above that opens a bracket or quote and does not close it: closed, or without it."""
     for above in range(min(number, len(lines)), 0, -1):
         line = lines[above - 1]
         for opening, closing in ("[]", "{}"):
             if line.count(opening) > line.count(closing):
-                yield (LineEdit(above, line + closing * (line.count(opening) - line.count(closing))),)
+                closed = line + closing * (line.count(opening) - line.count(closing))
+                yield (LineEdit(above, closed),), (LineEdit(above, line.replace(opening, "", 1)),)
         for quote in "\"'":
             if line.count(quote) % 2:
-                yield (LineEdit(above, line + quote),)
+                yield ((LineEdit(above, line + quote),),)
 
 
-def _block(lines: list[str], number: int) -> tuple[LineEdit, ...]:
+def _block(lines: list[str], number: int) -> LineGroup:
     """Removing a line with everything that is indented below it."""
     line = lines[number - 1]
     indent = len(line) - len(line.lstrip())

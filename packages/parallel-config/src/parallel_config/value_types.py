@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
 
 import cattrs
+import yaml
 from attrs import fields_dict, has
 from cattrs.errors import BaseValidationError
 from cattrs.gen import make_dict_structure_fn, override
@@ -16,6 +18,8 @@ from parallel_config.problems import show
 from parallel_config.schema.setting import LayerText
 
 _Hook = Callable[[Any, Any], Any]
+
+_KEY_VALUE = re.compile(r"(\w+):([\w.+-]+)")
 
 
 class Rejected(ValueError):
@@ -26,6 +30,18 @@ class Rejected(ValueError):
         self.rule = rule
         self.suggestion = suggestion
         self.instead = instead
+
+
+class NotText(Rejected):
+    """A number where text is wanted: it was probably meant as it is written."""
+
+
+class NotSection(Rejected):
+    """Something else where a section of this class is wanted."""
+
+    def __init__(self, cls: Any, rule: str, suggestion: str, instead: tuple[Any, ...] = ()) -> None:
+        super().__init__(rule, suggestion, instead)
+        self.cls = cls
 
 
 def _integer(value: Any, _: Any) -> int:
@@ -89,7 +105,7 @@ def _string(value: Any, _: Any) -> str:
         hint = "YAML reads yes, no, on, off, true and false as switches: quote the word if it is text."
         raise Rejected("must be text", hint, (str(value).lower(),))
     if isinstance(value, (int, float)):
-        raise Rejected("must be text", f"Quote it: '{show(value)}'.", (show(value),))
+        raise NotText("must be text", f"Quote it: '{show(value)}'.", (show(value),))
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         raise Rejected("must be text", f"Write {show(value[0])} without brackets.", (value[0],))
     raise Rejected("must be text", "Write a word or a quoted text.")
@@ -211,15 +227,32 @@ def _section_hook(cls: Any, strict: cattrs.Converter) -> _Hook:
 
     def hook(value: Any, _: Any) -> Any:
         if value is None:
-            raise Rejected("is empty, and a section has fields", "Write its fields below it, or remove it.")
+            raise NotSection(cls, "is empty, and a section has fields", "Write its fields below it, or remove it.")
         if not isinstance(value, Mapping):
-            raise Rejected("must be a section", "Write its fields as key: value lines below it.")
+            fields = _without_space(value)
+            if fields:
+                hint = f"Write a space after the colon: {show(fields)}."
+                raise NotSection(cls, "must be a section", hint, (fields,))
+            raise NotSection(cls, "must be a section", "Write its fields as key: value lines below it.")
         if takes_extra:
             extra = {key: item for key, item in value.items() if key not in keys}
             value = {**{key: item for key, item in value.items() if key in keys}, "extra": extra}
         return build(value, cls)
 
     return hook
+
+
+def _without_space(value: Any) -> dict[str, Any]:
+    """The fields that a text such as "tensor_parallel:2" was meant to be; empty for any other text."""
+    pairs = [_KEY_VALUE.fullmatch(part) for part in value.split()] if isinstance(value, str) else []
+    return {pair[1]: _plain(pair[2]) for pair in pairs if pair} if all(pairs) else {}
+
+
+def _plain(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 @functools.cache

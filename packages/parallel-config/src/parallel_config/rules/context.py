@@ -1,4 +1,4 @@
-"""Context parallelism: methods, degrees and the compressed mask (specification, section 3)."""
+"""Context parallelism: methods and degrees (specification, section 3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ _CP = "parallelism.context_parallel"
 _METHOD = "parallelism.context_parallel_method"
 _ULYSSES = "parallelism.ulysses_degree_in_cp"
 _ASYNC = "parallelism.context_parallel_async"
-_DATA = "train_dataset.dataloader.config."
 
 
 def ulysses_degree(method: str, context_parallel: int, configured: int | None) -> int:
@@ -98,38 +97,4 @@ def heads_over_ulysses(facts: Facts) -> Iterator[Problem]:
     )
 
 
-_COMPRESSION = ("model.use_attn_mask_compression", "model.use_eod_attn_mask_compression")
-
-
-@rule(_CP, *_COMPRESSION, _DATA + "create_compressed_eod_mask")
-def compressed_mask(facts: Facts) -> Iterator[Problem]:
-    """cp > 1 needs a compressed attention mask (specification, section 3.3)."""
-    model, cp = facts.model, facts.parallelism.context_parallel
-    compressed = model.use_attn_mask_compression or model.use_eod_attn_mask_compression
-    if cp == 1 or compressed or not facts.wrote("model"):
-        return
-    yield facts.problem(
-        _COMPRESSION[0],
-        f"must be on: context parallel (context_parallel {cp} > 1) requires a compressed attention mask",
-        "Set use_attn_mask_compression: true in model for non-EOD data, or create_compressed_eod_mask: true"
-        " with create_attention_mask: false in train_dataset.dataloader.config for EOD data.",
-        fixes=[*set_each(_COMPRESSION[0], [True]), *set_each(_CP, [1])],
-    )
-
-
-@rule(_CP, _DATA + "create_compressed_eod_mask", _DATA + "create_attention_mask")
-def dense_mask(facts: Facts) -> Iterator[Problem]:
-    """cp > 1 takes no dense mask from the dataset: the file must not ask for one."""
-    data, path = facts.config.train_dataset.dataloader.config, _DATA + "create_attention_mask"
-    if facts.parallelism.context_parallel == 1 or not (facts.wrote(path) and data.create_attention_mask):
-        return
-    yield facts.problem(
-        path,
-        f"must be false with context_parallel {facts.parallelism.context_parallel} > 1,"
-        " which takes compressed masks only",
-        "Write false.",
-        fixes=set_each(path, [False]),
-    )
-
-
-RULES = (method, asynchronous, heads_over_ulysses, compressed_mask, dense_mask)
+RULES = (method, asynchronous, heads_over_ulysses)

@@ -12,8 +12,12 @@ from parallel_config.schema import Dataloader, DataloaderConfig
 
 _LOADER = "train_dataset.dataloader."
 _CONFIG = _LOADER + "config."
+GPT_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
+"""What a GPTDataset yields, in this order, before the column of its mask."""
+
 _PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
-_WEIGHTS = re.compile(r"\s*\d*\.?\d+(\s*,\s*\d*\.?\d+)*\s*")
+_WEIGHT = r"\s*(?:\d+\.?\d*|\.\d+)\s*"
+_WEIGHTS = re.compile(f"{_WEIGHT}(?:,{_WEIGHT})*")
 
 
 def _megatron(facts: Facts) -> Dataloader | None:
@@ -159,7 +163,7 @@ def columns(facts: Facts) -> Iterator[Problem]:
     loader, path = _megatron(facts), _LOADER + "column_names"
     if loader is None or not facts.wrote(path):
         return
-    expected = ["input_ids", "labels", "loss_mask", "position_ids"]
+    expected = list(GPT_COLUMNS)
     if loader.config.create_compressed_eod_mask:
         expected.append("actual_seq_len")
         reason = "create_compressed_eod_mask is true"

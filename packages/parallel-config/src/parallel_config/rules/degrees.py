@@ -176,6 +176,14 @@ def rampup_levels(facts: Facts) -> Iterator[Problem]:
         yield facts.problem(
             path, form, f"Write [{final}, {final}, 0], or null for no ramp-up.", value=list(ramp), fixes=none
         )
+    elif final == 1 and not facts.wrote("training.global_batch_size"):
+        yield facts.problem(
+            path,
+            "needs global_batch_size, the size at which it ends",
+            f"Write global_batch_size: {ramp[0]} plus a multiple of {ramp[1]}, or null here for no ramp-up.",
+            value=list(ramp),
+            fixes=[*set_each("training.global_batch_size", [ramp[0] + ramp[1]]), *none],
+        )
     elif ramp[0] > final or (final - ramp[0]) % ramp[1]:
         yield facts.problem(
             path,

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define, frozen, has
 
 from parallel_config.paths import parent
 from parallel_config.problems import Fix, Problem
 from parallel_config.schema import Model, Parallelism, TrainConfig, Training
+from parallel_config.schema.model import MODEL_DEFAULTS
 
 
 @define(slots=False)
@@ -51,6 +52,23 @@ class Facts:
         shard = self.parallelism.data_parallel_shard
         return self.data_parallel if shard == -1 else shard
 
+    def room(self, degree: str) -> int:
+        """The ranks that a degree of `parallelism` has to divide, as far as they are known; 0 if not at all.
+
+        The greatest common divisor with it leaves only sizes that the degree can really have.
+        """
+        if self.world_size is None:
+            return 0
+        sizes, others = self.parallelism, 1
+        for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
+            others *= getattr(sizes, name) if name != degree else 1
+        if self.world_size % others:
+            return self.world_size
+        if degree != "expert_parallel":
+            return self.world_size // others
+        shard = self.data_parallel if sizes.data_parallel_shard == -1 else max(sizes.data_parallel_shard, 1)
+        return shard * sizes.context_parallel * sizes.tensor_parallel
+
     @cached_property
     def global_batch_size(self) -> int:
         """The written size; where the file writes neither batch size, one micro-batch for every replica."""
@@ -87,9 +105,19 @@ class Facts:
     ) -> Problem:
         """A problem of the field at `path`, with the field's value unless another is given."""
         shown = self.value(path) if value is None else value
-        if path.startswith("model.") and shown is not None and not self.wrote(path):
-            rule = f"(the default of model_type {self.model.model_type}) {rule}"
+        if has(type(shown)):
+            shown = None
+        if shown is not None and not self.wrote(path):
+            rule = self._origin(path, shown) + rule
         return self.config.source.problem(path, shown, rule, suggestion, fixes=tuple(fixes), unsupported=unsupported)
+
+    def _origin(self, path: str, shown: Any) -> str:
+        """For a field that the file does not write: whose default its value is."""
+        section, _, name = path.rpartition(".")
+        model_type = self.model.model_type or ""
+        if section == "model" and MODEL_DEFAULTS.get(model_type, {}).get(name) == shown:
+            return f"(the default of model_type {model_type}) "
+        return "(the default) " if Facts(TrainConfig(), None).value(path) == shown else ""
 
 
 @frozen
@@ -133,7 +161,7 @@ def run(rules: Iterable[Rule], facts: Facts, failed: Iterable[str]) -> Iterator[
         if not at_fault.isdisjoint(each.reads):
             at_fault |= each.decides
             continue
-        found = list(each.find(facts))
+        found = [problem for problem in each.find(facts) if at_fault.isdisjoint(_with_sections([problem.path]))]
         if found:
             at_fault |= each.decides
         yield from found

@@ -13,6 +13,7 @@ from parallel_config.schema.model import MODEL_DEFAULTS
 _EP = "parallelism.expert_parallel"
 _NODE = "parallelism.npu_nums_per_device"
 _DISPATCHER = "parallelism.moe_token_dispatcher_type"
+_OVERLAP = "parallelism.pipeline_parallel_overlap_b_f"
 
 
 @rule(
@@ -69,17 +70,38 @@ def redundancy_free(facts: Facts) -> Iterator[Problem]:
     rule_text = (
         f"must be ≥ npu_nums_per_device {node}" if ep < node else f"must be a multiple of npu_nums_per_device {node}"
     )
+    room = facts.room("expert_parallel")
     multiples = sorted({max(ep // node, 1) * node, (ep // node + 1) * node})
+    if room:
+        multiples = [size for size in multiples if room % size == 0]
     fitting = [size for size in divisors(ep) if size > 1]
+    larger = f"expert_parallel {listed(multiples)}, or " if multiples else ""
     yield facts.problem(
         _EP,
         f"{rule_text} with moe_token_dispatcher_type alltoall_deredundancy",
-        f"Use expert_parallel {listed(multiples)}, or moe_token_dispatcher_type alltoall.",
+        f"Use {larger}moe_token_dispatcher_type alltoall.",
         fixes=[
             *set_each(_DISPATCHER, ["alltoall"]),
             *set_each(_EP, multiples),
             *set_each(_NODE, near(fitting, node) if fitting else []),
         ],
+    )
+
+
+@rule(_EP, _DISPATCHER, _OVERLAP, "parallelism.pipeline_parallel")
+def overlapped_dispatch(facts: Facts) -> Iterator[Problem]:
+    """A backward is overlapped with a forward through the hooks of the plain all-to-all only."""
+    sizes = facts.parallelism
+    if not sizes.pipeline_parallel_overlap_b_f or sizes.pipeline_parallel == 1 or sizes.expert_parallel == 1:
+        return
+    if sizes.moe_token_dispatcher_type == "alltoall":
+        return
+    yield facts.problem(
+        _OVERLAP,
+        f"must be false with moe_token_dispatcher_type {sizes.moe_token_dispatcher_type}"
+        f" and expert_parallel {sizes.expert_parallel} > 1",
+        "Use false, or moe_token_dispatcher_type alltoall.",
+        fixes=[*set_each(_OVERLAP, [False]), *set_each(_DISPATCHER, ["alltoall"])],
     )
 
 
@@ -126,4 +148,4 @@ def routing_groups(facts: Facts) -> Iterator[Problem]:
         )
 
 
-RULES = (expert_degree, experts_exist, experts_divide, redundancy_free, routing_groups)
+RULES = (expert_degree, experts_exist, experts_divide, redundancy_free, overlapped_dispatch, routing_groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from parallel_config.problems import Edit, Problem
+from parallel_config.problems import Edit, Problem, show
 from parallel_config.rules.degrees import set_each
 from parallel_config.rules.engine import Facts, rule
 
@@ -35,10 +35,24 @@ def _faults(specs: Iterable[str], last: int | None) -> Iterator[str]:
 def _check(facts: Facts, path: str, specs: Iterable[str]) -> Iterator[Problem]:
     last = _last_layer(facts)
     whole = "0" if last in (None, 0) else f"0-{last}"
+    instead = _in_order(specs, last) or [whole]
     for fault in _faults(specs, last):
         yield facts.problem(
-            path, fault, f'For example ["{whole}"].', value=list(specs), fixes=set_each(path, [[whole]])
+            path, fault, f"For example {show(instead)}.", value=list(specs), fixes=set_each(path, [instead])
         )
+
+
+def _in_order(specs: Iterable[str], last: int | None) -> list[str]:
+    """The specs that can be read, upwards, those that overlap as one, cut at the last layer."""
+    pairs = [(int(match[1]), int(match[2] or match[1])) for match in map(_SPEC.fullmatch, specs) if match]
+    ranges: list[tuple[int, int]] = []
+    for start, end in sorted((min(pair), max(pair)) for pair in pairs):
+        if last is not None and start > last:
+            break
+        if ranges and start <= ranges[-1][1]:
+            start, end = ranges[-1][0], max(ranges.pop()[1], end)
+        ranges.append((start, end if last is None else min(end, last)))
+    return [str(start) if start == end else f"{start}-{end}" for start, end in ranges]
 
 
 def _check_modules(facts: Facts, path: str, modules: Mapping[str, Iterable[str]] | None) -> Iterator[Problem]:

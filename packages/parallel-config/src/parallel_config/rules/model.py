@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallel_config.problems import Problem
+from parallel_config.problems import Edit, Problem
 from parallel_config.rules.degrees import set_each
 from parallel_config.rules.engine import Facts, rule
+from parallel_config.schema.model import MODEL_DEFAULTS
+
+_MAY_BE_NULL = ("q_lora_rank", "pad_token_id")
+"""Null means: queries are not projected through a low rank; nothing is padded."""
+
+
+@rule("model")
+def no_value(facts: Facts) -> Iterator[Problem]:
+    """A field with a default is not null, unless null says something."""
+    model = facts.model
+    for name, default in MODEL_DEFAULTS.get(model.model_type or "", {}).items():
+        path = f"model.{name}"
+        if name in _MAY_BE_NULL or getattr(model, name) is not None or not facts.wrote(path):
+            continue
+        yield facts.problem(
+            path,
+            "must not be null",
+            f"Remove it for the default of model_type {model.model_type}, {default}.",
+            fixes=[(Edit(path, action="remove"),), (Edit(path, default),)],
+        )
 
 
 @rule("model.use_flash_attention", "model.use_attn_mask_compression", "model.use_eod_attn_mask_compression")
@@ -55,4 +75,4 @@ def leading_dense_layers(facts: Facts) -> Iterator[Problem]:
         )
 
 
-RULES = (compression_needs_flash, chunked_loss, leading_dense_layers)
+RULES = (no_value, compression_needs_flash, chunked_loss, leading_dense_layers)

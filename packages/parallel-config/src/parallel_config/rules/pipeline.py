@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallel_config.problems import Fix, Problem, show
+from parallel_config.paths import last
+from parallel_config.problems import Edit, Fix, Problem, show
 from parallel_config.rules.degrees import divisors, near, set_each
 from parallel_config.rules.engine import Facts, rule
 from parallel_config.stages import (
@@ -13,7 +14,9 @@ from parallel_config.stages import (
     coverage_faults,
     even_ranges,
     in_virtual_order,
+    joined,
     parse_item,
+    parse_ranges,
 )
 
 _LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
@@ -102,18 +105,19 @@ def _automatic(facts: Facts, written: str) -> Iterator[Problem]:
 
 def _explicit(facts: Facts, items: tuple[str, ...]) -> Iterator[Problem]:
     pp, chunks = facts.parallelism.pipeline_parallel, facts.parallelism.pipeline_parallel_interleave_num
-    proposal = _proposal(facts)
-    instead = (
-        f"For example: {show(proposal)}." if proposal else "Give each layer to exactly one virtual stage, in order."
-    )
-    fixes = _fixes(facts)
+    near_by = _kept(facts, items)
+    example = _proposal(facts)
+    instead = f"For example: {show(example)}." if example else "Give each layer to exactly one virtual stage, in order."
+    if near_by:
+        instead = f"Use {', '.join(f'{last(edit.path)} {show(edit.value)}' for edit in near_by[0])}."
+    fixes = [*near_by, *_fixes(facts)]
     if len(items) != pp:
         yield facts.problem(
             _LAYERS,
             f"must have one item for each of the {pp} stages (pipeline_parallel {pp}), and has {len(items)}",
             instead,
             value=list(items),
-            fixes=[*fixes, *set_each(_READS[0], [len(items)] if items else [])],
+            fixes=fixes,
         )
         return
     by_stage, malformed = [], False
@@ -127,14 +131,37 @@ def _explicit(facts: Facts, items: tuple[str, ...]) -> Iterator[Problem]:
         return
     layers = facts.model.num_hidden_layers
     for fault in coverage_faults(in_virtual_order(by_stage), layers):
-        last = "the last layer" if layers is None else f"num_hidden_layers - 1 = {layers - 1}"
+        end = "the last layer" if layers is None else f"num_hidden_layers - 1 = {layers - 1}"
         yield facts.problem(
             _LAYERS,
-            f"must place layers 0 to {last} once each, in the order of the virtual stages: {fault}",
+            f"must place layers 0 to {end} once each, in the order of the virtual stages: {fault}",
             instead,
             value=list(items),
             fixes=fixes,
         )
+
+
+def _kept(facts: Facts, items: tuple[str, ...]) -> list[Fix]:
+    """The fix that keeps a placement as it is written, as far as possible: it has its own stages and chunks."""
+    try:
+        by_stage = [parse_ranges(item, index) for index, item in enumerate(items)]
+    except BadItem:
+        return []
+    if len({len(ranges) for ranges in by_stage}) != 1:
+        return []
+    pp, layers = len(by_stage), facts.model.num_hidden_layers
+    ranges = in_virtual_order(by_stage)
+    edits = [
+        Edit(path, number)
+        for path, number in ((_READS[0], pp), (_READS[1], len(by_stage[0])))
+        if facts.value(path) != number
+    ]
+    if coverage_faults(ranges, layers):
+        moved = joined(ranges, ranges[-1][1] + 1 if layers is None else layers)
+        if moved is None:
+            return []
+        edits.append(Edit(_LAYERS, as_items(moved, pp)))
+    return [tuple(edits)]
 
 
 RULES = (layers_per_stage,)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from parallel_config.problems import Problem
 from parallel_config.rules.degrees import set_each
 from parallel_config.rules.engine import Facts, rule
+from parallel_config.schema.optimization import SCHEDULES
 
-_NEEDS_WARMUP = ("ConstantWarmUpLR", "LinearWithWarmUpLR", "WarmUpStableDecayLR")
+_NEEDS_WARMUP = frozenset(schedule for schedule in SCHEDULES if "WarmUp" in schedule) - {"CosineWithWarmUpLR"}
 
 
 @rule("optimizer", "optimizer.betas", "optimizer.adamw_betas")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from parallel_config.problems import Edit, Problem
@@ -9,6 +10,8 @@ from parallel_config.rules.degrees import divisors, listed, near, set_each
 from parallel_config.rules.engine import Facts, rule
 
 _TP = "parallelism.tensor_parallel"
+_LENGTHS = ("model.seq_length", "train_dataset.dataloader.config.seq_length")
+"""Where the length of the sequence may stand; the model's counts where both do."""
 
 
 def _multiples(step: int, value: int) -> list[int]:
@@ -21,12 +24,12 @@ def must_divide(facts: Facts, divisor_path: str, divided_path: str) -> Iterator[
     if size is None or size % degree == 0:
         return
     name, short = divided_path.rpartition(".")[2], divisor_path.rpartition(".")[2]
-    multiples = _multiples(degree, size)
+    multiples, possible = _multiples(degree, size), divisors(math.gcd(size, facts.room(short)))
     yield facts.problem(
         divisor_path,
         f"must divide {name} {size}",
-        f"Use {short} {listed(divisors(size)[:12])}; or {name} {listed(multiples)}.",
-        fixes=[*set_each(divisor_path, near(divisors(size), degree)), *set_each(divided_path, multiples)],
+        f"Use {short} {listed(possible[:12])}; or {name} {listed(multiples)}.",
+        fixes=[*set_each(divisor_path, near(possible, degree)), *set_each(divided_path, multiples)],
     )
 
 
@@ -53,7 +56,8 @@ def key_value_heads(facts: Facts) -> Iterator[Problem]:
         )
     elif count % tp and tp % count:
         fitting = [size for size in divisors(queries or count * tp) if size % tp == 0 or tp % size == 0]
-        degrees = [size for size in divisors(queries or count) if count % size == 0 or size % count == 0]
+        common = math.gcd(queries or count, facts.room("tensor_parallel"))
+        degrees = [size for size in divisors(common) if count % size == 0 or size % count == 0]
         yield facts.problem(
             path,
             f"must be a multiple of tensor_parallel {tp} (split) or divide it (copied to several ranks)",
@@ -68,33 +72,30 @@ def feed_forward(facts: Facts) -> Iterator[Problem]:
     yield from must_divide(facts, _TP, "model.intermediate_size")
 
 
-@rule(_TP, "parallelism.context_parallel", "model.seq_length")
+@rule(_TP, "parallelism.context_parallel", *_LENGTHS)
 def sequence(facts: Facts) -> Iterator[Problem]:
     """cp cuts the sequence, and sequence parallelism cuts each piece again into tp parts."""
     tp, cp = facts.parallelism.tensor_parallel, facts.parallelism.context_parallel
-    length, path = facts.model.seq_length, "model.seq_length"
-    if length is None or length % (cp * tp) == 0:
+    known = [path for path in _LENGTHS if facts.value(path) is not None]
+    if not known or facts.value(known[0]) % (cp * tp) == 0:
         return
-    multiples = _multiples(cp * tp, length)
-    both = [(Edit(path, size), *_same_in_dataset(facts, size)) for size in multiples]
+    multiples = _multiples(cp * tp, facts.value(known[0]))
+    changed = [path for path in known if path == known[0] or facts.wrote(path)]
     yield facts.problem(
-        path,
+        known[0],
         f"must be a multiple of context_parallel {cp} · tensor_parallel {tp} = {cp * tp}"
         " (context and sequence parallelism cut the sequence into equal parts)",
         f"Use seq_length {listed(multiples)}.",
-        fixes=both,
+        fixes=[tuple(Edit(path, size) for path in changed) for size in multiples],
     )
-
-
-def _same_in_dataset(facts: Facts, length: int) -> tuple[Edit, ...]:
-    path = "train_dataset.dataloader.config.seq_length"
-    return (Edit(path, length),) if facts.wrote(path) else ()
 
 
 @rule(_TP, "model.q_lora_rank")
 def low_rank_queries(facts: Facts) -> Iterator[Problem]:
     """Multi-head latent attention without a low-rank query projection has no tensor-parallel form."""
-    if facts.model.q_lora_rank != 0 or facts.parallelism.tensor_parallel == 1:
+    rank = facts.model.q_lora_rank
+    without = rank == 0 or (rank is None and facts.wrote("model.q_lora_rank"))
+    if not without or facts.parallelism.tensor_parallel == 1:
         return
     yield facts.problem(
         "model.q_lora_rank",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from attrs import Factory, evolve, frozen
@@ -16,8 +16,8 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 class Model:
     """The model's sizes under their Hugging Face names.
 
-    A field is None where the file does not write it and the model type sets no default. Other keys are kept
-    in `extra`.
+    A field is None where the file writes null, or does not write it and the model type sets no default. Other
+    keys are kept in `extra`.
     """
 
     model_type: str | None = None
@@ -69,6 +69,7 @@ class Model:
     mtp_loss_scaling_factor: float | None = setting(None, minimum=0)
 
     use_flash_attention: bool | None = None
+    apply_rope_fusion: bool | None = None
     use_attn_mask_compression: bool | None = None
     use_eod_attn_mask_compression: bool | None = None
     chunk_loss_num: int | None = setting(None, minimum=0)
@@ -82,10 +83,11 @@ class Model:
     ignore_token_id: int | None = None
     extra: dict[str, Any] = Factory(dict)
 
-    def with_defaults(self) -> Model:
-        """The same model with what its `model_type` sets wherever the file is silent."""
+    def with_defaults(self, written: Container[str] = ()) -> Model:
+        """The same model with what its `model_type` sets, but for the fields that are `written`."""
         defaults = MODEL_DEFAULTS.get(self.model_type or "", {})
-        return evolve(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
+        silent = (name for name in defaults if getattr(self, name) is None and name not in written)
+        return evolve(self, **{name: defaults[name] for name in silent})
 
 
 _COMMON: Mapping[str, Any] = {

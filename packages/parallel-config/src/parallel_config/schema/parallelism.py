@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from typing import Any
+
+from attrs import field, frozen
 
 from parallel_config.schema.setting import LayerText, setting
+
+
+def _placement(value: Any) -> Any:
+    """A list that was set from code, as the tuple that a file gives."""
+    return tuple(map(str, value)) if isinstance(value, list) else value
 
 
 @frozen
@@ -31,7 +38,9 @@ class Parallelism:
 
     pipeline_parallel: int = setting(1, minimum=1)
     pipeline_parallel_interleave_num: int = setting(1, minimum=1)
-    pipeline_parallel_layers_per_stage: LayerText | tuple[LayerText, ...] | None = None
+    pipeline_parallel_layers_per_stage: LayerText | tuple[LayerText, ...] | None = field(
+        default=None, converter=_placement
+    )
     pipeline_parallel_schedule: str = setting("1f1b", reserved=True)
     pipeline_parallel_microbatch_size: int = setting(1, reserved=True)
     pipeline_parallel_overlap_p2p: bool = False

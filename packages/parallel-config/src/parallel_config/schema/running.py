@@ -92,14 +92,17 @@ class Monitor:
 
 @frozen
 class Profiler:
-    """Steps that are profiled, both ends included; `profiler_rank` None profiles every rank."""
+    """Steps that are profiled, both ends included; `profiler_rank` None profiles every rank.
+
+    `profiler_level` is 0, 1 or 2; other numbers profile at no level.
+    """
 
     enable_profiling: bool = False
     start_step: int = setting(1, minimum=1)
     end_step: int = setting(1, minimum=1)
     output_path: str | None = None
     profiler_rank: int | tuple[int, ...] | None = None
-    profiler_level: int = setting(0, minimum=0, maximum=2)
+    profiler_level: int = 0
     mstx: bool = False
     profile_memory: bool = False
     profile_cpu: bool = True

@@ -6,6 +6,10 @@ from typing import Any, NewType
 
 from attrs import Attribute, field, frozen
 
+from parallel_config.likeness import likeness, most_alike
+
+_PROBABLY_MEANT = 0.6
+
 LayerText = NewType("LayerText", str)
 """Layers as "n" or "a-b", several separated by commas; a bare integer in the file becomes "n"."""
 
@@ -50,6 +54,8 @@ class Limit:
 
     def nearest(self, value: Any) -> tuple[Any, ...]:
         """Allowed values, the nearest first; empty where none is at hand."""
+        if self.options and isinstance(value, str):
+            return tuple(sorted(self.options, key=lambda option: -likeness(value, option)))
         if self.options:
             return self.options
         bounds = [bound for bound in (self.minimum, self.maximum) if bound is not None]
@@ -58,6 +64,9 @@ class Limit:
 
     def suggestion(self, value: Any) -> str:
         """What to write instead of a value that is not allowed."""
+        meant = most_alike(str(value), self.options, at_least=_PROBABLY_MEANT)
+        if meant is not None:
+            return f"Did you mean {meant}?"
         choices = " or ".join(str(choice) for choice in self.nearest(value))
         return f"Write {choices or self.rule().replace('must be', 'a number')}."
 
