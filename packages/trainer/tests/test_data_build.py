@@ -47,7 +47,7 @@ def test_files_lines_and_folders_become_documents(tmp_path: Path, capsys: pytest
     ]
     printed = capsys.readouterr().out
     assert "4 documents, 31 tokens (uint16), end of document 256, vocabulary 257" in printed
-    assert "left out 2 documents without text" in printed
+    assert "documents without text, left out: 2" in printed
 
 
 def test_extensions_and_keys_choose_what_is_read(tmp_path: Path) -> None:
@@ -140,7 +140,8 @@ def test_show_describes_a_corpus_and_prints_a_document(tmp_path: Path, capsys: p
         "sequences": "2",
         "tokens": "8",
         "dtype": "uint16",
-        "largest token id": "256",
+        "largest token id": "256, so model.vocab_size must be at least 257",
+        "end of document": "256, the last token of every document",
         "shortest document": "3 tokens",
         "median document": "4 tokens",
         "longest document": "5 tokens (document 1)",

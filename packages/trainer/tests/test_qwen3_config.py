@@ -43,7 +43,6 @@ def test_a_section_becomes_a_config_and_silent_fields_have_the_defaults_of_the_f
         ("multi_latent_attention", True),
         ("n_routed_experts", 8),
         ("num_nextn_predict_layers", 1),
-        ("use_eod_attn_mask_compression", True),
     ],
 )
 def test_what_would_change_the_computation_is_refused(name, value):

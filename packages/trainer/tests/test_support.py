@@ -53,6 +53,7 @@ def test_other_dimensions_are_refused_together_and_by_name(parallelism: str, nam
         ("optimizer: {type: Muon}", "Muon"),
         ("optimizer: {amsgrad: true}", "amsgrad"),
         ("lora_config: {target_modules: q_proj}", "lora_config"),
+        ("training: {steps: 0, global_batch_size: 8}", "training.steps is 0"),
     ],
 )
 def test_what_would_change_the_result_is_refused(text: str, named: str) -> None:
@@ -73,7 +74,9 @@ def test_fields_without_effect_are_those_the_file_wrote() -> None:
         "parallelism.cpu_offload",
         "train_dataset.num_parallel_workers",
     )
-    assert fields_without_effect(loads(MODEL)) == ()
+    dataset = "train_dataset: {dataloader: {type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset, "
+    dataset += 'sizes: [8, 0, 0], config: {data_path: [a, b], split: "1, 0, 0", seq_length: 32, eod: 0}}}\n'
+    assert fields_without_effect(loads(dataset + MODEL)) == ()
     ignored = "checkpoint: {save_path: x, prefix: y}\nmonitor: {train_state: {local_loss: true}}\n"
     assert fields_without_effect(loads(ignored + MODEL + "  rotary_dtype: float32\n  made_up: 1\n")) == (
         "checkpoint",

@@ -59,7 +59,7 @@ def read_file(path: str | os.PathLike[str]) -> Document:
         content = Path(name).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        problem = Problem("", name, f"cannot be read: {reason}", "Name an existing, readable YAML file.", name)
+        problem = Problem("", "the file", f"cannot be read: {reason}", "Name an existing, readable YAML file.", name)
         return Document(name, problems=(problem,), broken=True)
     try:
         text = content.decode("utf-8-sig")

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 from attrs import asdict, frozen
-from parallel_config import ParallelPlan, TrainConfig, plan
+from parallel_config import ParallelPlan, TrainConfig, plan, written_fields
 
 from parallel_trainer.data.gpt_dataset import Dataset
 from parallel_trainer.data.loader import BatchLoader, build_dataset
@@ -18,6 +18,8 @@ from parallel_trainer.precision import compute_dtype
 from parallel_trainer.support import fields_without_effect, refusals
 
 T = TypeVar("T")
+
+_NEEDED_SECTIONS = ("model", "lr_scheduler", "train_dataset")
 
 
 @frozen(eq=False)
@@ -67,21 +69,26 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     read.
     """
     parallel_plan = plan(config, world_size)
+    missing = [name for name in _NEEDED_SECTIONS if name not in written_fields(config)]
+    if missing:
+        raise UserError(f"The file has no {', no '.join(missing)}: training needs these sections, planning does not.")
     found = [f"  - {refusal}" for refusal in refusals(config, parallel_plan)]
 
     def attempt(build: Callable[[], T]) -> T | None:
         try:
             return build()
         except UserError as error:
-            found.append(f"  - {error}")
+            listed = [line for line in str(error).splitlines() if line.startswith("  - ")]
+            found.extend(listed or [f"  - {error}"])
             return None
 
     model = attempt(lambda: model_config(config.model))
-    computing = attempt(lambda: compute_dtype(config) if dtype is None else (np.dtype(dtype), None))
+    types = (np.dtype(dtype), None) if dtype else None
+    computing = types or (attempt(lambda: compute_dtype(config)) if model else None)
     schedule = attempt(lambda: _schedule(config))
     dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
     if found or not (model and computing and schedule and dataset):
-        raise UserError("\n".join(["This version cannot train with this file:", *found]))
+        raise UserError("\n".join(["parallel-train cannot run this file:", *found]))
     chosen, note = computing
     notes = [] if note is None else [note]
     ignored = fields_without_effect(config)

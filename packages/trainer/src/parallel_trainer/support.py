@@ -26,6 +26,8 @@ def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
     written = written_fields(config)
     if "lora_config" in written:
         yield "lora_config: low-rank adapters cannot be trained yet; remove the section to train all weights."
+    if "model.use_eod_attn_mask_compression" in written and config.model.use_eod_attn_mask_compression:
+        yield "model.use_eod_attn_mask_compression: documents cannot be kept apart in attention yet; remove the field."
     if config.training.steps < 1:
         yield f"training.steps is {config.training.steps}: there is nothing to train; at least 1 step is needed."
     if config.training.rampup_batch_size:
@@ -68,12 +70,12 @@ _ACTED_ON = (
 
 def fields_without_effect(config: TrainConfig) -> tuple[str, ...]:
     """The fields that the file sets and this version does not act on; a section without any effect by its name."""
-    written = written_fields(config)
-    leaves = {path for path in written if not any(other.startswith((f"{path}.", f"{path}[")) for other in written)}
+    written = {path.partition("[")[0] for path in written_fields(config)}  # a list counts as one field
+    leaves = {path for path in written if not any(other.startswith(f"{path}.") for other in written)}
     ignored = leaves - _ACTED_ON
     sections_with_effect = {_section(path) for path in _ACTED_ON}
     return tuple(sorted({path if _section(path) in sections_with_effect else _section(path) for path in ignored}))
 
 
 def _section(path: str) -> str:
-    return path.partition(".")[0].partition("[")[0]
+    return path.partition(".")[0]

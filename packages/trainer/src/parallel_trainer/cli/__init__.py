@@ -6,6 +6,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import TextIO
 
 from parallel_config import ConfigError, ConfigWarning
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="parallel-train",
         description="Train a model over many devices from one YAML file, exactly as one device would.",
     )
+    parser.add_argument("--version", action="version", version=f"parallel-train {version('parallel-trainer')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (run, verify, data):
         module.add_parser(commands)

@@ -74,9 +74,9 @@ def _build(args: argparse.Namespace) -> int:
         f"({built.dtype}), end of document {tokenizer.eod}, vocabulary {tokenizer.vocab_size:,}"
     )
     if built.empty:
-        print(f"left out {built.empty:,} documents without text")
+        print(f"documents without text, left out: {built.empty:,}")
     if built.undecodable:
-        print(f"left out {built.undecodable:,} files that are not UTF-8")
+        print(f"files that are not UTF-8, left out: {built.undecodable:,}")
     return 0
 
 
@@ -112,7 +112,10 @@ def _statistics(corpus: IndexedCorpus, largest: int) -> dict[str, str]:
         "dtype": corpus.dtype.name,
     }
     if len(corpus.tokens):
-        rows["largest token id"] = f"{largest:,}"
+        rows["largest token id"] = f"{largest:,}, so model.vocab_size must be at least {largest + 1:,}"
+        last = np.unique(corpus.tokens[corpus.starts[corpus.documents[1:]][tokens > 0] - 1])
+        if len(last) == 1 and len(tokens) > 1:
+            rows["end of document"] = f"{last[0]}, the last token of every document"
         rows["shortest document"] = f"{tokens.min():,} tokens"
         rows["median document"] = f"{np.median(tokens):,.0f} tokens"
         rows["longest document"] = f"{tokens.max():,} tokens (document {np.argmax(tokens)})"

@@ -129,9 +129,9 @@ def _introduce(job: Job, trainer: Trainer) -> None:
     print(
         f"{job.config.model.model_type}: {count:,} parameters in {job.dtype}, of which this rank holds "
         f"{trainer.chunk.weights.values.size:,}\n"
-        f"{plan.world_size} ranks = dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard}; a step is "
-        f"{plan.global_batch_size} samples of {job.seq_length} tokens in {plan.num_accumulation_steps} "
-        "micro-batches a rank",
+        f"ranks: {plan.world_size} = dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard}; a step: "
+        f"{plan.global_batch_size} samples of {job.seq_length} tokens, micro-batches of a rank: "
+        f"{plan.num_accumulation_steps}",
         flush=True,
     )
     for note in job.notes:

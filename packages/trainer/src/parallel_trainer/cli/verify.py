@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.config)
     if args.steps is None:
         args.steps = min(3, config.training.steps)
-    for name in ("nproc", "steps"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} {getattr(args, name)} must be at least 1.")
+    for name, least in (("nproc", 2), ("steps", 1)):
+        if getattr(args, name) < least:
+            raise UserError(f"--{name} {getattr(args, name)} must be at least {least} for a comparison with one rank.")
     job = prepare(config, args.nproc, dtype=args.dtype)
     prepare(on_one_rank(config), 1, dtype=args.dtype)
     if args.steps > config.training.steps:

@@ -110,18 +110,18 @@ def check_token_ids(corpus: IndexedCorpus, vocab_size: int) -> None:
         if block.max() >= vocab_size or block.min() < 0:
             place = first + int(np.flatnonzero((block >= vocab_size) | (block < 0))[0])
             sequence = int(np.searchsorted(corpus.starts, place, side="right")) - 1
-            raise _outside(corpus, sequence, int(corpus.tokens[place]), vocab_size)
+            raise _outside(corpus, sequence, int(corpus.tokens[place]), vocab_size, int(corpus.tokens.max()))
 
 
 def _check_piece(corpus: IndexedCorpus, sequence: int, piece: np.ndarray, vocab_size: int) -> None:
     bad = piece[(piece >= vocab_size) | (piece < 0)]
     if bad.size:
-        raise _outside(corpus, sequence, int(bad[0]), vocab_size)
+        raise _outside(corpus, sequence, int(bad[0]), vocab_size, int(bad.max()))
 
 
-def _outside(corpus: IndexedCorpus, sequence: int, token: int, vocab_size: int) -> UserError:
+def _outside(corpus: IndexedCorpus, sequence: int, token: int, vocab_size: int, largest: int) -> UserError:
     document = int(np.searchsorted(corpus.documents, sequence, side="right")) - 1
-    larger = f"a vocab_size of at least {token + 1}, or " if token >= vocab_size else ""
+    larger = f"a vocab_size of at least {largest + 1}, or " if largest >= vocab_size else ""
     return UserError(
         f"corpus {corpus.prefix}: document {document} (sequence {sequence}) has the token id {token}, and "
         f"with model.vocab_size {vocab_size} ids must be 0 … {vocab_size - 1}: use {larger}a corpus built "

@@ -36,6 +36,11 @@ def build_dataset(
     """
     dataloader = train_dataset.dataloader
     settings = sample_settings(dataloader, split=split)
+    if settings.eod >= vocab_size:
+        raise UserError(
+            f"train_dataset.dataloader.config.eod {settings.eod} is no token of model.vocab_size {vocab_size}: ids are "
+            f"0 … {vocab_size - 1}; write the id that `parallel-train data build` printed, or -1 for none"
+        )
     blend, part = sources(dataloader.config, split=split)
     corpora = [_open(source, vocab_size) for source in blend]
     size = _size(dataloader.sizes, num_samples, split)

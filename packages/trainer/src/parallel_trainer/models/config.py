@@ -74,7 +74,6 @@ _ONLY = {
     "n_routed_experts": (0,),
     "n_shared_experts": (0,),
     "num_nextn_predict_layers": (0,),
-    "use_eod_attn_mask_compression": (False,),
     "use_sliding_window": (False,),
     "add_qkv_bias": (False,),
     "use_qk_norm": (True,),
