@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,13 @@ def test_as_a_process_it_answers_quickly_and_imports_little(good: Path) -> None:
     public = {root for root in roots if not root.startswith("_")}
     assert public <= dependencies | {"parallel_config"}
     assert float(seconds) < 1.5, "0.3 s of processor time with compiled modules, twice that without"
+
+
+def test_a_reader_that_stops_early_gets_no_traceback(good: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [Path(sys.executable).with_name("parallel-config"), "check", good, "--world-size", "8", "--explain"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode != 0
+    assert done.stderr == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from device_mesh.picture import as_svg
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0, or 2 when the file or the arguments are wrong."""
+    if argv is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the output goes to a closed pipe
     arguments = _parser().parse_args(argv)
     try:
         with warnings.catch_warnings(record=True) as caught:

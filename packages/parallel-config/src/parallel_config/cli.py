@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ OK, INVALID = 0, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0 for a valid file, 2 for any problem."""
+    if argv is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the output goes to a closed pipe
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from parallel_trainer.errors import UserError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; what a user can mend is one message on stderr and exit code 2."""
+    if argv is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the output goes to a closed pipe
     parser = argparse.ArgumentParser(
         prog="parallel-train",
         description="Train a model over many devices from one YAML file, exactly as one device would.",
