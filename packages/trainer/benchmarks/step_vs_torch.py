@@ -17,15 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from parallel_trainer.launch.openblas import openblas_environment
+from parallel_trainer.launch.mpiexec import rank_environment
 
-if _missing := openblas_environment(os.environ):
-    # NumPy's BLAS chooses its kernels when it is loaded, so the choice has to be there from the start.
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_missing})
+if (_wanted := rank_environment(1, os.environ)) != dict(os.environ):
+    # The environment of a rank has to be there before NumPy is loaded: its BLAS chooses its kernels then.
+    os.execve(sys.executable, [sys.executable, *sys.argv], _wanted)
 
 import numpy as np
 import torch
-from mindspore import Tensor, ops
+from mindspore import Tensor, ops, runtime
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models.config import Qwen3Config
@@ -48,6 +48,7 @@ CONFIG = Qwen3Config(
 
 def our_step(ids: np.ndarray, labels: np.ndarray) -> Callable[[], float]:
     """The step on one device, unit by unit, without the sharding around it."""
+    runtime.launch_blocking()  # as the trainer does
     model = Qwen3(CONFIG, kernels("cpu"))
     values = initial_weights(model, seed=0)
     weights = [[Tensor(values[weight.name]) for weight in unit.weights] for unit in model.units]
