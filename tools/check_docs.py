@@ -1,4 +1,4 @@
-"""Keep the documentation true: links lead somewhere, scenario files are valid, the parity table is the tests'."""
+"""Keep the documentation true: links lead somewhere, scenario files are valid."""
 
 from __future__ import annotations
 

@@ -72,14 +72,13 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     missing = [name for name in _NEEDED_SECTIONS if name not in written_fields(config)]
     if missing:
         raise UserError(f"The file has no {', no '.join(missing)}: training needs these sections, planning does not.")
-    found = [f"  - {refusal}" for refusal in refusals(config, parallel_plan)]
+    found = list(refusals(config, parallel_plan))
 
     def attempt(build: Callable[[], T]) -> T | None:
         try:
             return build()
         except UserError as error:
-            listed = [line for line in str(error).splitlines() if line.startswith("  - ")]
-            found.extend(listed or [f"  - {error}"])
+            found.extend(error.problems)
             return None
 
     model = attempt(lambda: model_config(config.model))
@@ -88,7 +87,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     schedule = attempt(lambda: _schedule(config))
     dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
     if found or not (model and computing and schedule and dataset):
-        raise UserError("\n".join(["parallel-train cannot run this file:", *found]))
+        raise UserError("parallel-train cannot run this file:", found)
     chosen, note = computing
     notes = [] if note is None else [note]
     ignored = fields_without_effect(config)

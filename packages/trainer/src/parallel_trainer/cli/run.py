@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     world_size = 1 if args.nproc is None else args.nproc
     if world_size < 1:
         raise UserError(f"--nproc {world_size} must be at least 1.")
+    _check_output(output)
     with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
-        _check_output(output)
         prepare(load(args.config), world_size)  # whatever is wrong is said here, before any rank starts
     if watched():
         os.environ[TERMINAL_VARIABLE] = "1"

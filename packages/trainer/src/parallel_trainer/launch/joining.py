@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from device_mesh import Communicator, connect
 
@@ -51,7 +52,7 @@ def join() -> Communicator:
     return communicator
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     if any(os.environ.get(rank, "0") != "0" for _, rank in _LAUNCHERS):
         sys.exit(2)
     raise UserError(message)

@@ -56,9 +56,7 @@ class Qwen3Config:
             config = cls(**values)
             problems = _impossible_sizes(config)
         if problems:
-            raise UnsupportedModelError(
-                "The model section cannot be built as Qwen3:\n" + "\n".join(f"  - {problem}" for problem in problems)
-            )
+            raise UnsupportedModelError("The model section cannot be built as Qwen3:", problems)
         return config
 
 
