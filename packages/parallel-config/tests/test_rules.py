@@ -106,9 +106,12 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     ),
     (
         2,
-        "parallelism: {context_parallel: 2, context_parallel_async: true}",
-        "parallelism.context_parallel_async",
-        ["colossal"],
+        both(
+            "context_parallel: 2, context_parallel_order: zigzag",
+            f"{QWEN}, seq_length: 4098, {COMPRESSED}",
+        ),
+        "model.seq_length",
+        ["4098", "2 · context_parallel 2 = 4", "Use seq_length 4096 or 4100"],
     ),
     (
         8,
@@ -344,6 +347,9 @@ def test_a_broken_rule_names_field_and_numbers(world_size: int, text: str, path:
 
 
 WORKING: list[tuple[int, str]] = [
+    (2, "parallelism: {context_parallel: 2, context_parallel_async: true}"),
+    (2, both("context_parallel: 2, context_parallel_order: zigzag", f"{QWEN}, seq_length: 4100, {COMPRESSED}")),
+    (2, both("context_parallel: 2", f"{QWEN}, seq_length: 4098, {COMPRESSED}")),
     (4, both("tensor_parallel: 4", f"{QWEN}, num_attention_heads: 8, num_key_value_heads: 2")),
     (4, both("tensor_parallel: 4", f"{QWEN}, num_attention_heads: 8, num_key_value_heads: 8")),
     (
@@ -398,6 +404,7 @@ WORKING: list[tuple[int, str]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Extensions of this project")
 @pytest.mark.parametrize(("world_size", "text"), WORKING)
 def test_what_is_near_a_rule_but_within_it_works(world_size: int, text: str) -> None:
     assert plan(loads(text), world_size).world_size == world_size
@@ -407,7 +414,6 @@ def test_what_is_near_a_rule_but_within_it_works(world_size: int, text: str) -> 
     "text",
     [
         "parallelism: {context_parallel_mask_type: full}",
-        "parallelism: {context_parallel: 2, context_parallel_async: true}",
     ],
 )
 def test_what_is_known_but_not_offered_is_a_not_implemented_error_too(text: str) -> None:
@@ -519,6 +525,9 @@ def test_plain_degrees_with_layers_and_batches() -> None:
         ("parallelism: {pipeline_parallel_interleave_num: 2}", "pipeline_parallel is 1"),
         ("parallelism: {pipeline_parallel_layers_per_stage: [0-3]}", "pipeline_parallel is 1"),
         ("parallelism: {context_parallel: 2, ulysses_degree_in_cp: 2}", "colossal"),
+        ("parallelism: {context_parallel_order: zigzag}", "context_parallel_order .context_parallel is 1"),
+        ("parallelism: {context_parallel: 2, context_parallel_order: zigzag}", "MindFormers r2.0.0 refuses: .*zigzag"),
+        ("parallelism: {context_parallel: 2, context_parallel_async: true}", "refuses: .*async .*colossal"),
         ("parallelism: {tensor_parallel: 2, sequence_parallel: false}", "cannot be switched off"),
         ("parallelism: {context_parallel: 2, sequence_parallel: true}", "conflicts with context_parallel 2"),
         ("checkpoint: {enable_save: false, load_worker_number: 4}", "checkpoint.load_worker_number"),

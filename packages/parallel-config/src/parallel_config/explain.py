@@ -64,6 +64,12 @@ def _behaviour(config: TrainConfig, plan: ParallelPlan) -> Iterator[Explanation]
     yield _line("sequence_parallel", plan.sequence_parallel, f"tp {plan.tp} > 1")
     method = "" if plan.cp == 1 else f"context_parallel_method {plan.context_parallel_method} with "
     yield _line("ulysses_degree", plan.ulysses_degree, f"{method}cp {plan.cp}")
+    if plan.cp > 1:
+        pieces = {
+            "contiguous": "one of cp equal pieces of the sequence on each rank",
+            "zigzag": f"two of {2 * plan.cp} equal pieces on each rank, r and {2 * plan.cp - 1} - r (an extension)",
+        }
+        yield _line("context_parallel_order", plan.context_parallel_order, pieces[plan.context_parallel_order])
     yield _line("loss_scale", plan.loss_scale, f"1 / (world_size {plan.world_size} // pp {plan.pp})")
 
 

@@ -20,7 +20,12 @@ _ONLY_WITH = {
         "pipeline_parallel_overlap_b_f",
     ),
     "tensor_parallel": ("enable_mc2", "enable_loss_parallel"),
-    "context_parallel": ("context_parallel_method", "context_parallel_async", "ulysses_degree_in_cp"),
+    "context_parallel": (
+        "context_parallel_method",
+        "context_parallel_async",
+        "context_parallel_order",
+        "ulysses_degree_in_cp",
+    ),
     "expert_parallel": ("expert_parallel_async_d2h",),
 }
 """Fields of `parallelism` that say something only when this degree is above 1."""
@@ -35,7 +40,7 @@ def notices(config: TrainConfig) -> tuple[str, ...]:
     found = []
     if inert:
         found.append(f"Accepted, but without effect: {', '.join(inert)}.")
-    return (*found, *_sequence_parallel(config), *_misspelt(config, ""))
+    return (*found, *_extensions(config), *_sequence_parallel(config), *_misspelt(config, ""))
 
 
 def _reserved(section: object, path: str) -> Iterator[str]:
@@ -65,6 +70,17 @@ def _inert(config: TrainConfig) -> Iterator[str]:
     colossal = sizes.context_parallel > 1 and sizes.context_parallel_method == "colossal"
     if colossal and sizes.ulysses_degree_in_cp not in (None, 1):
         yield "parallelism.ulysses_degree_in_cp (context_parallel_method is colossal)"
+
+
+def _extensions(config: TrainConfig) -> Iterator[str]:
+    sizes = config.parallelism
+    used = []
+    if sizes.context_parallel > 1 and sizes.context_parallel_async and sizes.context_parallel_method == "colossal":
+        used.append("context_parallel_async with colossal (keys and values travel in a ring)")
+    if sizes.context_parallel > 1 and sizes.context_parallel_order != "contiguous":
+        used.append(f"context_parallel_order {sizes.context_parallel_order}")
+    if used:
+        yield f"Extensions of this project, which MindFormers r2.0.0 refuses: {', '.join(used)}."
 
 
 def _sequence_parallel(config: TrainConfig) -> Iterator[str]:

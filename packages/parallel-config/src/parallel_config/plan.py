@@ -43,6 +43,8 @@ class ParallelPlan:
     sequence_parallel: bool
     ulysses_degree: int
     context_parallel_method: str
+    context_parallel_async: bool
+    context_parallel_order: str
     moe_token_dispatcher_type: str
     npu_nums_per_device: int
     local_batch_size: int
@@ -66,6 +68,8 @@ class ParallelPlan:
         global_batch_size: int | None = None,
         reshard_after_forward_policy: str = "default",
         context_parallel_method: str = "colossal",
+        context_parallel_async: bool = False,
+        context_parallel_order: str = "contiguous",
         ulysses_degree_in_cp: int | None = None,
         pipeline_parallel_interleave_num: int = 1,
         pipeline_parallel_layers_per_stage: str | list[str] | None = "auto",
@@ -85,6 +89,8 @@ class ParallelPlan:
             "expert_parallel": expert_parallel,
             "reshard_after_forward_policy": reshard_after_forward_policy,
             "context_parallel_method": context_parallel_method,
+            "context_parallel_async": context_parallel_async,
+            "context_parallel_order": context_parallel_order,
             "ulysses_degree_in_cp": ulysses_degree_in_cp,
             "pipeline_parallel_interleave_num": pipeline_parallel_interleave_num,
             "pipeline_parallel_layers_per_stage": pipeline_parallel_layers_per_stage,
@@ -151,6 +157,8 @@ def infer(facts: Facts) -> ParallelPlan:
         sequence_parallel=tp > 1,
         ulysses_degree=ulysses_degree(sizes.context_parallel_method, cp, sizes.ulysses_degree_in_cp),
         context_parallel_method=sizes.context_parallel_method,
+        context_parallel_async=sizes.context_parallel_async,
+        context_parallel_order=sizes.context_parallel_order,
         moe_token_dispatcher_type=sizes.moe_token_dispatcher_type,
         npu_nums_per_device=sizes.npu_nums_per_device,
         local_batch_size=local,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from parallel_config.problems import Edit, Fix, Problem
-from parallel_config.rules.degrees import divisors, listed, near, set_each
+from parallel_config.rules.degrees import SEQUENCE_LENGTHS, divisors, listed, multiples, near, set_each
 from parallel_config.rules.engine import Facts, rule
 
 _CP = "parallelism.context_parallel"
 _METHOD = "parallelism.context_parallel_method"
 _ULYSSES = "parallelism.ulysses_degree_in_cp"
-_ASYNC = "parallelism.context_parallel_async"
+_ORDER = "parallelism.context_parallel_order"
 
 
 def ulysses_degree(method: str, context_parallel: int, configured: int | None) -> int:
@@ -56,18 +57,25 @@ def method(facts: Facts) -> Iterator[Problem]:
     )
 
 
-@rule(_CP, _METHOD, _ASYNC)
-def asynchronous(facts: Facts) -> Iterator[Problem]:
-    """The asynchronous hooks exist for ulysses and hybrid."""
-    sizes = facts.parallelism
-    if sizes.context_parallel == 1 or not sizes.context_parallel_async or sizes.context_parallel_method != "colossal":
+@rule(_CP, _ORDER, *SEQUENCE_LENGTHS)
+def zigzag(facts: Facts) -> Iterator[Problem]:
+    """Zigzag order gives each rank two of 2·cp equal pieces."""
+    cp = facts.parallelism.context_parallel
+    known = [path for path in SEQUENCE_LENGTHS if facts.value(path) is not None]
+    if cp == 1 or facts.parallelism.context_parallel_order == "contiguous" or not known:
         return
+    length, step = facts.value(known[0]), math.lcm(2 * cp, cp * facts.parallelism.tensor_parallel)
+    if length % (2 * cp) == 0:
+        return
+    changed = [path for path in known if path == known[0] or facts.wrote(path)]
     yield facts.problem(
-        _ASYNC,
-        "is not available with context_parallel_method colossal",
-        "Use false, or context_parallel_method ulysses.",
-        fixes=[*set_each(_ASYNC, [False]), *set_each(_METHOD, ["ulysses"])],
-        unsupported=True,
+        known[0],
+        f"must be a multiple of 2 · context_parallel {cp} = {2 * cp} with context_parallel_order zigzag",
+        f"Use seq_length {listed(multiples(step, length))}; or context_parallel_order contiguous.",
+        fixes=[
+            *(tuple(Edit(path, size) for path in changed) for size in multiples(step, length)),
+            *set_each(_ORDER, ["contiguous"]),
+        ],
     )
 
 
@@ -97,4 +105,4 @@ def heads_over_ulysses(facts: Facts) -> Iterator[Problem]:
     )
 
 
-RULES = (method, asynchronous, heads_over_ulysses)
+RULES = (method, zigzag, heads_over_ulysses)

@@ -11,6 +11,8 @@ from parallel_config.problems import Edit, Fix, Problem
 from parallel_config.rules.engine import Facts, rule
 
 _SECTION = "parallelism."
+SEQUENCE_LENGTHS = ("model.seq_length", "train_dataset.dataloader.config.seq_length")
+"""Where the length of the sequence may stand; the model's counts where both do."""
 _SPLITTING = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 
 
@@ -23,6 +25,11 @@ def divisors(number: int) -> list[int]:
 def near(choices: Iterable[int], value: int, count: int = 4) -> list[int]:
     """The choices closest in ratio to `value`, the closest first."""
     return sorted(choices, key=lambda choice: (abs(math.log(choice / max(value, 1))), choice))[:count]
+
+
+def multiples(step: int, value: int) -> list[int]:
+    """The multiples of `step` next to `value`, from below and above; never 0."""
+    return sorted({max(value // step, 1) * step, (value // step + 1) * step})
 
 
 def listed(numbers: Iterable[int]) -> str:

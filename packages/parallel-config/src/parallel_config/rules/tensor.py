@@ -6,16 +6,10 @@ import math
 from collections.abc import Iterator
 
 from parallel_config.problems import Edit, Problem
-from parallel_config.rules.degrees import divisors, listed, near, set_each
+from parallel_config.rules.degrees import SEQUENCE_LENGTHS, divisors, listed, multiples, near, set_each
 from parallel_config.rules.engine import Facts, rule
 
 _TP = "parallelism.tensor_parallel"
-_LENGTHS = ("model.seq_length", "train_dataset.dataloader.config.seq_length")
-"""Where the length of the sequence may stand; the model's counts where both do."""
-
-
-def _multiples(step: int, value: int) -> list[int]:
-    return sorted({max(value // step, 1) * step, (value // step + 1) * step})
 
 
 def must_divide(facts: Facts, divisor_path: str, divided_path: str) -> Iterator[Problem]:
@@ -24,12 +18,12 @@ def must_divide(facts: Facts, divisor_path: str, divided_path: str) -> Iterator[
     if size is None or size % degree == 0:
         return
     name, short = divided_path.rpartition(".")[2], divisor_path.rpartition(".")[2]
-    multiples, possible = _multiples(degree, size), divisors(math.gcd(size, facts.room(short)))
+    sizes, possible = multiples(degree, size), divisors(math.gcd(size, facts.room(short)))
     yield facts.problem(
         divisor_path,
         f"must divide {name} {size}",
-        f"Use {short} {listed(possible[:12])}; or {name} {listed(multiples)}.",
-        fixes=[*set_each(divisor_path, near(possible, degree)), *set_each(divided_path, multiples)],
+        f"Use {short} {listed(possible[:12])}; or {name} {listed(sizes)}.",
+        fixes=[*set_each(divisor_path, near(possible, degree)), *set_each(divided_path, sizes)],
     )
 
 
@@ -72,21 +66,21 @@ def feed_forward(facts: Facts) -> Iterator[Problem]:
     yield from must_divide(facts, _TP, "model.intermediate_size")
 
 
-@rule(_TP, "parallelism.context_parallel", *_LENGTHS)
+@rule(_TP, "parallelism.context_parallel", *SEQUENCE_LENGTHS)
 def sequence(facts: Facts) -> Iterator[Problem]:
     """cp cuts the sequence, and sequence parallelism cuts each piece again into tp parts."""
     tp, cp = facts.parallelism.tensor_parallel, facts.parallelism.context_parallel
-    known = [path for path in _LENGTHS if facts.value(path) is not None]
+    known = [path for path in SEQUENCE_LENGTHS if facts.value(path) is not None]
     if not known or facts.value(known[0]) % (cp * tp) == 0:
         return
-    multiples = _multiples(cp * tp, facts.value(known[0]))
+    lengths = multiples(cp * tp, facts.value(known[0]))
     changed = [path for path in known if path == known[0] or facts.wrote(path)]
     yield facts.problem(
         known[0],
         f"must be a multiple of context_parallel {cp} · tensor_parallel {tp} = {cp * tp}"
         " (context and sequence parallelism cut the sequence into equal parts)",
-        f"Use seq_length {listed(multiples)}.",
-        fixes=[tuple(Edit(path, size) for path in changed) for size in multiples],
+        f"Use seq_length {listed(lengths)}.",
+        fixes=[tuple(Edit(path, size) for path in changed) for size in lengths],
     )
 
 

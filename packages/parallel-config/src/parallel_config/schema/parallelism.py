@@ -34,6 +34,7 @@ class Parallelism:
     context_parallel_method: str = setting("colossal", options=("colossal", "ulysses", "hybrid"), fold_case=True)
     context_parallel_async: bool = False
     ulysses_degree_in_cp: int | None = setting(None, minimum=1)
+    context_parallel_order: str = setting("contiguous", options=("contiguous", "zigzag"))
     context_parallel_mask_type: str = setting("causal", options=("causal",), unsupported=True)
 
     pipeline_parallel: int = setting(1, minimum=1)
