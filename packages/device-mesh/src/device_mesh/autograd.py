@@ -83,22 +83,45 @@ def all_to_all(
     x: Tensor,
     communicator: Communicator,
     *,
+    split_dim: int = 0,
+    concat_dim: int = 0,
     send_sizes: Sequence[int] | None = None,
     receive_sizes: Sequence[int] | None = None,
 ) -> Tensor:
-    """Rows exchanged between all pairs of ranks, as `Communicator.all_to_all`. Backward: gradients travel
-    back.
+    """Pieces exchanged between all pairs of ranks: piece j along `split_dim` goes to rank j, and the pieces that come
+    are joined along `concat_dim` in rank order. Backward: gradients travel back.
+
+    With the same dimension for both this is `Communicator.all_to_all`; with two, a dimension that was divided over the
+    ranks becomes whole and the other is divided instead (Jacobs et al., "DeepSpeed Ulysses", arXiv:2309.14509).
 
     Args:
-        x: the rows for rank 0, then those for rank 1, and so on.
+        x: the pieces for rank 0, 1, … one after the other along `split_dim`.
         communicator: the group.
-        send_sizes: how many rows go to each rank.
-        receive_sizes: how many rows come from each rank. Without both, rows are divided equally and must
-        divide.
+        split_dim: the dimension to divide; negative counts from the last.
+        concat_dim: the dimension to join; negative counts from the last.
+        send_sizes: how much along the dimension goes to each rank.
+        receive_sizes: how much comes from each rank. Without both the dimension is divided equally and must divide;
+            with them the two dimensions must be the same.
+
+    Raises:
+        ValueError: `x` lacks a dimension, its size does not divide, or sizes are given for two different dimensions.
     """
+    _check_dim(x, split_dim, "all_to_all")
+    _check_dim(x, concat_dim, "all_to_all")
+    split, concat = split_dim % x.ndim, concat_dim % x.ndim
+    if split != concat and (send_sizes is not None or receive_sizes is not None):
+        raise ValueError(
+            f"all_to_all from dim {split} to dim {concat} with sizes {send_sizes} and {receive_sizes}: pieces of "
+            "different sizes join along the dimension that is divided only; use the same dim, or equal pieces"
+        )
+    if x.shape[split] % communicator.size and send_sizes is None:
+        raise ValueError(
+            f"all_to_all along dim {split} of a tensor of shape {tuple(x.shape)} over {communicator.size} ranks: "
+            f"{x.shape[split]} must be a multiple of {communicator.size}, or send_sizes and receive_sizes be given"
+        )
     if communicator.size == 1:
         return x
-    return _AllToAll.apply(x, communicator, send_sizes, receive_sizes)
+    return _AllToAll.apply(x, communicator, split, concat, send_sizes, receive_sizes)
 
 
 class _AllReduce(_Function):  # type: ignore[misc]
@@ -161,17 +184,17 @@ class _AllToAll(_Function):  # type: ignore[misc]
         ctx: Any,
         x: Tensor,
         communicator: Communicator,
+        split: int,
+        concat: int,
         send_sizes: Sequence[int] | None,
         receive_sizes: Sequence[int] | None,
     ) -> Tensor:
-        ctx.arguments = communicator, send_sizes, receive_sizes
-        return _tensor(communicator.all_to_all(x.asnumpy(), send_sizes=send_sizes, receive_sizes=receive_sizes))
+        ctx.arguments = communicator, concat, split, receive_sizes, send_sizes
+        return _tensor(_exchange(x.asnumpy(), communicator, split, concat, send_sizes, receive_sizes))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        communicator, send_sizes, receive_sizes = ctx.arguments
-        back = communicator.all_to_all(grad.asnumpy(), send_sizes=receive_sizes, receive_sizes=send_sizes)
-        return _tensor(back), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        return _tensor(_exchange(grad.asnumpy(), *ctx.arguments)), None, None, None, None, None
 
 
 def _gather(x: Array, communicator: Communicator, dim: int, sizes: Sequence[int] | None) -> Array:
@@ -180,6 +203,21 @@ def _gather(x: Array, communicator: Communicator, dim: int, sizes: Sequence[int]
 
 def _scatter(x: Array, communicator: Communicator, dim: int, sizes: Sequence[int] | None) -> Array:
     return np.moveaxis(communicator.reduce_scatter(np.moveaxis(x, dim, 0), sizes=sizes), 0, dim)
+
+
+def _exchange(
+    x: Array,
+    communicator: Communicator,
+    split: int,
+    concat: int,
+    send_sizes: Sequence[int] | None,
+    receive_sizes: Sequence[int] | None,
+) -> Array:
+    if split == concat:
+        rows = np.moveaxis(x, split, 0)
+        return np.moveaxis(communicator.all_to_all(rows, send_sizes=send_sizes, receive_sizes=receive_sizes), 0, split)
+    pieces = communicator.all_to_all(np.stack(np.split(x, communicator.size, split)))
+    return np.concatenate(list(pieces), concat)
 
 
 def _tensor(x: Array) -> Tensor:

@@ -149,6 +149,41 @@ def gradient_of_all_to_all(comm: Communicator, form: str, kind: str) -> None:
     check_equal(grad, np.concatenate(weights[comm.rank]), dtype)
 
 
+@case(("float32", "float64"), ("1 to 2", "2 to 1", "-1 to 0", "1 to 1"), worlds=GRADIENT_WORLDS, modes=("plain",))
+def gradient_of_all_to_all_between_dims(comm: Communicator, dtype: str, dims: str) -> None:
+    """What was divided over the ranks becomes whole, and another dimension is divided instead."""
+    from device_mesh import autograd
+
+    split, concat = map(int, dims.split(" to "))
+    n = comm.size
+    x = everyone(comm, (2 * n, 3 * n, n), dtype)
+    pieces = [[np.split(x[i], n, split)[j] for j in range(n)] for i in range(n)]
+    expected = np.concatenate([pieces[i][comm.rank] for i in range(n)], concat)
+    weights = [make(rank, expected.shape, dtype, salt=1) for rank in range(n)]
+    y, grad = gradient(
+        lambda t: autograd.all_to_all(t, comm, split_dim=split, concat_dim=concat),
+        x[comm.rank],
+        weights[comm.rank],
+    )
+    check_equal(y, expected, dtype)
+    check_equal(grad, np.concatenate([np.split(weights[j], n, concat)[comm.rank] for j in range(n)], split), dtype)
+
+
+@case(worlds=GRADIENT_WORLDS, modes=("plain",))
+def all_to_all_refuses_what_it_cannot_divide(comm: Communicator) -> None:
+    from device_mesh import autograd
+    from mindspore import Tensor
+
+    x = Tensor(np.zeros((2 * comm.size, 3), np.float32))
+    with raises(ValueError, "dim 2"):
+        autograd.all_to_all(x, comm, split_dim=2)
+    with raises(ValueError, "different sizes"):
+        autograd.all_to_all(x, comm, concat_dim=1, send_sizes=[2] * comm.size, receive_sizes=[2] * comm.size)
+    if comm.size == 2:
+        with raises(ValueError, "3 must be a multiple of 2"):
+            autograd.all_to_all(x, comm, split_dim=1, concat_dim=0)
+
+
 @case(worlds=GRADIENT_WORLDS, modes=("plain",))
 def forwards_of_whole_numbers(comm: Communicator) -> None:
     from device_mesh import autograd
