@@ -8,11 +8,12 @@ ranks' losses*: what a rank sent out collects a gradient from every rank that us
 - `all_to_all`: backward the all_to_all that brings everything back.
 
 Where instead every rank of the group computes one and the same loss, as in tensor parallelism, a sum over
-ranks would count it `size` times. Two functions are for that case (Megatron-LM's f and g, arXiv:1909.08053,
-section 3):
+ranks would count it `size` times. Three functions are for that case (the first two are Megatron-LM's f and g,
+arXiv:1909.08053, section 3):
 
 - `copy_to_group`: forward nothing, backward all_reduce; where a value known to all enters work that is split.
 - `reduce_from_group`: forward all_reduce, backward nothing; where the pieces of split work are added up.
+- `gather_from_group`: forward all_gather, backward this rank's piece; where pieces of split work are joined.
 
 A backward makes its collective call even if the gradient is zero, so all ranks of a group must
 differentiate the same calls. In a group of one rank every function returns its input. Tensors must have a
@@ -61,6 +62,14 @@ def all_gather(x: Tensor, communicator: Communicator, *, dim: int = 0, sizes: Se
     """
     _check_dim(x, dim, "all_gather")
     return x if communicator.size == 1 else _AllGather.apply(x, communicator, dim, sizes)
+
+
+def gather_from_group(
+    x: Tensor, communicator: Communicator, *, dim: int = 0, sizes: Sequence[int] | None = None
+) -> Tensor:
+    """As `all_gather`. Backward: this rank's piece along `dim` of the gradient, which is alike on all ranks."""
+    _check_dim(x, dim, "gather_from_group")
+    return x if communicator.size == 1 else _GatherFromGroup.apply(x, communicator, dim, sizes)
 
 
 def reduce_scatter(
@@ -165,6 +174,19 @@ class _AllGather(_Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _tensor(_scatter(grad.asnumpy(), *ctx.arguments)), None, None, None
+
+
+class _GatherFromGroup(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, communicator: Communicator, dim: int, sizes: Sequence[int] | None) -> Tensor:
+        rows = [x.shape[dim]] * communicator.size if sizes is None else list(sizes)
+        ctx.dim, ctx.start, ctx.rows = dim, sum(rows[: communicator.rank]), rows[communicator.rank]
+        return _tensor(_gather(x.asnumpy(), communicator, dim, sizes))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        mine = np.moveaxis(grad.asnumpy(), ctx.dim, 0)[ctx.start : ctx.start + ctx.rows]
+        return _tensor(np.moveaxis(mine, 0, ctx.dim).copy()), None, None, None
 
 
 class _ReduceScatter(_Function):  # type: ignore[misc]

@@ -29,13 +29,13 @@ ReduceOp = Literal["sum", "max", "min"]
 
 
 class Request(Protocol):
-    """A message under way. The array it reads or fills must not be touched before it is done.
+    """A message or collective under way. The arrays it reads and fills must not be touched before it is done.
 
     Both calls raise ValueError, each time, when a message came that is longer or shorter than its array.
     """
 
     def wait(self) -> None:
-        """Return once the message has been sent, or received into its array."""
+        """Return once the message has been sent, or what was asked for has arrived in its array."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once. Never blocks."""
@@ -65,6 +65,9 @@ class Communicator(Protocol):
         With `sizes`, rank r gives `sizes[r]` rows (0 is allowed) and the result has `sum(sizes)` rows;
         without, all ranks give equally many.
         """
+
+    def iall_gather(self, x: Array, *, out: Array) -> Request:
+        """Start an `all_gather` of equally many rows from each rank; `out` is filled when the request is done."""
 
     def reduce_scatter(
         self,

@@ -78,6 +78,10 @@ class CheckedCommunicator:
             self._check_rows(calls, sizes)
         return self._inner.all_gather(x, sizes=sizes, out=out)
 
+    def iall_gather(self, x: Array, *, out: Array) -> Request:
+        self._compare("iall_gather", x, {})
+        return self._inner.iall_gather(x, out=out)
+
     def reduce_scatter(
         self,
         x: Array,

@@ -72,6 +72,12 @@ class MpiCommunicator:
             self._collective("Allgatherv", source, [result, _counts(rows, source)])
         return result
 
+    def iall_gather(self, x: Array, *, out: Array) -> Request:
+        source = buffers.contiguous(x)
+        buffers.check_rows(source, "iall_gather")
+        result = buffers.output(out, (self.size * len(source), *source.shape[1:]), source.dtype, "iall_gather")
+        return _Started(self._comm.Iallgather(buffers.apart(source, result), result), self._wait)
+
     def reduce_scatter(
         self,
         x: Array,
@@ -131,7 +137,7 @@ class MpiCommunicator:
 
     def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
         buffers.check_peer(destination, self.rank, self.size, "isend")
-        return _Send(self._comm.Isend(buffers.contiguous(x), destination, tag), self._wait)
+        return _Started(self._comm.Isend(buffers.contiguous(x), destination, tag), self._wait)
 
     def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
         buffers.check_peer(source, self.rank, self.size, "irecv")
@@ -173,7 +179,9 @@ class MpiCommunicator:
 
 
 @frozen(eq=False)
-class _Send:
+class _Started:
+    """A message being sent, or a collective."""
+
     _request: Any
     _wait: Wait
 

@@ -44,6 +44,12 @@ class SingleCommunicator:
         buffers.split_sizes(len(source), 1, sizes, "all_gather", "sizes")
         return _copy(source, out, "all_gather")
 
+    def iall_gather(self, x: Array, *, out: Array) -> Request:
+        source = buffers.contiguous(x)
+        buffers.check_rows(source, "iall_gather")
+        _copy(source, out, "iall_gather")
+        return _Done()
+
     def reduce_scatter(
         self,
         x: Array,
@@ -105,6 +111,15 @@ class SingleCommunicator:
 
     def abort(self, exit_code: int) -> NoReturn:
         raise SystemExit(exit_code)
+
+
+@frozen
+class _Done:
+    def wait(self) -> None:
+        return None
+
+    def done(self) -> bool:
+        return True
 
 
 def _copy(source: Array, out: Array | None, call: str) -> Array:

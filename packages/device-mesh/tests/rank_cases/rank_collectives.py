@@ -52,6 +52,25 @@ def any_layout(comm: Communicator, layout: str, shape: tuple[int, ...]) -> None:
     check_equal(comm.broadcast(x, comm.size - 1), stacked[-1], "float64")
 
 
+@case(DTYPES, modes=WITH_EACH_WAIT)
+def all_gather_under_way(comm: Communicator, dtype: str) -> None:
+    """Two at a time, finished in the other order; the second only polled."""
+    first, second = everyone(comm, (4, 3), dtype), everyone(comm, (2,), dtype)
+    outs = [np.empty((comm.size * len(x[0]), *x.shape[2:]), dtype) for x in (first, second)]
+    requests = [
+        comm.iall_gather(LAYOUTS["transposed"](first[comm.rank]), out=outs[0]),
+        comm.iall_gather(second[comm.rank], out=outs[1]),
+    ]
+    while not requests[1].done():
+        pass
+    requests[0].wait()
+    requests[0].wait()
+    check_equal(outs[0], np.concatenate(list(first)), dtype)
+    check_equal(outs[1], np.concatenate(list(second)), dtype)
+    with raises(ValueError, "iall_gather", "shape"):
+        comm.iall_gather(first[comm.rank], out=np.empty((1, 1), dtype))
+
+
 @case(modes=WITH_EACH_WAIT)
 def single_numbers(comm: Communicator) -> None:
     x = np.asarray(comm.rank + 1.0)

@@ -149,6 +149,25 @@ def gradient_of_all_to_all(comm: Communicator, form: str, kind: str) -> None:
     check_equal(grad, np.concatenate(weights[comm.rank]), dtype)
 
 
+@case(("float32", "float64"), (0, -1), ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",))
+def gradient_of_gather_from_group(comm: Communicator, dtype: str, dim: int, kind: str) -> None:
+    """Every rank computes the same loss of the whole, and each piece has that loss's gradient once."""
+    from device_mesh import autograd
+
+    sizes = uneven(comm.size) if kind == "uneven" and comm.size > 1 else [2] * comm.size
+    pieces = [make(rank, (rows, 3), dtype) for rank, rows in enumerate(sizes)]
+    weight = make(0, (sum(sizes), 3), dtype, salt=1)
+    turn = np.asarray if dim == 0 else np.transpose
+    y, grad = gradient(
+        lambda t: autograd.gather_from_group(t, comm, dim=dim, sizes=sizes if kind == "uneven" else None),
+        np.ascontiguousarray(turn(pieces[comm.rank])),
+        np.ascontiguousarray(turn(weight)),
+    )
+    start = sum(sizes[: comm.rank])
+    check_equal(y, turn(np.concatenate(pieces)), dtype)
+    check_equal(grad, turn(weight[start : start + sizes[comm.rank]]), dtype)
+
+
 @case(("float32", "float64"), ("1 to 2", "2 to 1", "-1 to 0", "1 to 1"), worlds=GRADIENT_WORLDS, modes=("plain",))
 def gradient_of_all_to_all_between_dims(comm: Communicator, dtype: str, dims: str) -> None:
     """What was divided over the ranks becomes whole, and another dimension is divided instead."""
