@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["nox>=2025.2.9", "uv>=0.5"]
 # ///
-"""Everything a developer or CI runs. `nox` alone: all but train, interop, bench and npu."""
+"""Everything a developer or CI runs. `nox` alone: all but train, interop, torch, jax, bench and npu."""
 
 from __future__ import annotations
 
@@ -14,26 +14,35 @@ nox.options.default_venv_backend = "uv"
 nox.options.sessions = ["lint", "types", "tests", "integration", "docs"]
 nox.options.reuse_venv = "yes"
 
-# Lowest first: a package may use those before it.
-PACKAGES = ("parallel-config", "device-mesh", "trainer")
-EXTRAS = {"parallel-config": "test", "device-mesh": "mpi,mindspore,test", "trainer": "test"}
+# Each package, and the sister packages that it builds on.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "parallel-config": (),
+    "device-mesh": ("parallel-config",),
+    "mask-compression": (),
+    "trainer": ("parallel-config", "device-mesh", "mask-compression"),
+}
+EXTRAS = {
+    "parallel-config": "test",
+    "device-mesh": "mpi,mindspore,test",
+    "mask-compression": "mindspore,plot,test",
+    "trainer": "test",
+}
 
 
-def install(session: nox.Session, last: str, *requirements: str, tests: bool = True) -> None:
-    """Install a package of this repository, the sister packages it builds on, and more; at the locked versions."""
+def install(session: nox.Session, package: str, *requirements: str, extras: str = "") -> None:
+    """Install a package of this repository with its sister packages, and more; at the locked versions."""
     # Ranks start together and import MindSpore, which takes three times as long where no bytecode may be written.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    packages: list[str] = []
-    for package in PACKAGES[: PACKAGES.index(last) + 1]:
-        extras = f"[{EXTRAS[package]}]" if package == last and tests else ""
-        packages += ["-e", f"packages/{package}{extras}"]
-    session.install("-c", "tools/constraints.txt", *packages, *requirements)
+    editable = [f"packages/{sister}" for sister in PACKAGES[package]]
+    editable.append(f"packages/{package}[{extras}]" if extras else f"packages/{package}")
+    arguments = [argument for path in editable for argument in ("-e", path)]
+    session.install("-c", "tools/constraints.txt", *arguments, *requirements)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, and import-linter for the layers."""
-    install(session, "trainer", "ruff", "import-linter")
+    install(session, "trainer", "ruff", "import-linter", extras="test")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--config", "tools/layers.toml")
@@ -42,30 +51,30 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Mypy, strict on the packages below the trainer."""
-    install(session, "trainer", "mypy", "types-PyYAML")
-    session.run("mypy", "packages/parallel-config/src", "packages/device-mesh/src")
-    session.run("mypy", "packages/trainer/src")
+    install(session, "trainer", "mypy", "types-PyYAML", extras="test")
+    for package in PACKAGES:
+        session.run("mypy", f"packages/{package}/src")
 
 
 @nox.session
-@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+@nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
 def tests(session: nox.Session, package: str) -> None:
     """A package's tests, in an environment with only its own dependencies."""
-    install(session, package)
+    install(session, package, extras=EXTRAS[package])
     session.run("pytest", f"packages/{package}/tests", *session.posargs)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """Every plan trains as one rank does: the parity matrix, on 1, 2, 4 and 8 ranks."""
-    install(session, "trainer", "psutil")
+    install(session, "trainer", "psutil", extras="test")
     session.run("pytest", "integration_tests", *session.posargs)
 
 
 @nox.session
 def train(session: nox.Session) -> None:
     """Train a small model on the Python standard library's source on four ranks, and show the loss falling."""
-    install(session, "trainer", tests=False)
+    install(session, "trainer")
     session.run("parallel-train", "data", "build", "--python-stdlib", "--output", "output/python-stdlib")
     session.run("parallel-train", "run", "docs/scenarios/first-run.yaml", "--nproc", "4", *session.posargs)
 
@@ -79,7 +88,7 @@ def docs(session: nox.Session) -> None:
 
 def install_with_torch(session: nox.Session) -> None:
     """Our packages beside PyTorch and transformers, by pip: uv would fetch PyTorch's CUDA build."""
-    install(session, "trainer", "torch==2.13.0", "transformers")
+    install(session, "trainer", "torch==2.13.0", "transformers", extras="test")
 
 
 @nox.session(venv_backend="venv")
@@ -90,9 +99,25 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="venv")
+def torch(session: nox.Session) -> None:
+    """mask-compression beside PyTorch and the newest NumPy, by pip, with no other package of this repository."""
+    session.install("-e", "packages/mask-compression[plot,test]", "torch==2.13.0")
+    folders = [f"packages/mask-compression/{name}" for name in ("tests", "torch_tests")]
+    session.run("pytest", *folders, *session.posargs)
+
+
+@nox.session
+def jax(session: nox.Session) -> None:
+    """mask-compression's segment ids in JAX's Pallas attention kernels, interpreted on the CPU."""
+    session.install("-e", "packages/mask-compression[test]", "jax")
+    session.run("pytest", "packages/mask-compression/jax_tests", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
 def bench(session: nox.Session) -> None:
-    """A training step against PyTorch's, in turns; prints the ratio."""
+    """Masks and a training step against PyTorch's, in turns; prints the ratios."""
     install_with_torch(session)
+    session.run("python", "packages/mask-compression/benchmarks/masks.py")
     session.run("python", "packages/trainer/benchmarks/step_vs_torch.py", *session.posargs)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 WORLDS = (1, 2, 4, 8)
-STEPS = 5
+STEPS = 4
 GLOBAL_BATCH = 24
-SEQ_LENGTH = 24
+SEQ_LENGTH = 32
 VOCAB_SIZE = 61
+EOD, PAD = 0, 1
 
 # Odd sizes on purpose: most weights do not divide by 4 or 8, the q/k norms have fewer elements than 8 ranks.
 _CONFIG = """
@@ -18,6 +20,11 @@ parallelism:
   data_parallel_shard: {dp_shard}
   reshard_after_forward_policy: "{reshard}"
   disable_gradient_division: {sum_gradients}
+  context_parallel: {cp}
+  context_parallel_method: {method}
+  context_parallel_async: {asynchronous}
+  context_parallel_order: {order}
+  ulysses_degree_in_cp: {ulysses}
 training:
   steps: {steps}
   global_batch_size: {global_batch}
@@ -33,13 +40,14 @@ model:
   hidden_size: 20
   intermediate_size: 28
   num_hidden_layers: 2
-  num_attention_heads: 4
-  num_key_value_heads: 2
+  num_attention_heads: 8
+  num_key_value_heads: {kv_heads}
   head_dim: 6
   initializer_range: 0.1
   tie_word_embeddings: {tied}
   params_dtype: {dtype}
   compute_dtype: {dtype}
+  use_attn_mask_compression: {causal}
 optimizer:
   type: AdamW
   weight_decay: 0.1
@@ -52,88 +60,155 @@ train_dataset:
     type: BlendedMegatronDatasetDataLoader
     datasets_type: GPTDataset
     sizes: [{samples}, 0, 0]
-    column_names: [input_ids, labels, loss_mask, position_ids]
+    column_names: [input_ids, labels, loss_mask, position_ids{mask_column}]
     config:
       data_path: ["{corpus}"]
       split: "1, 0, 0"
       seq_length: {seq}
-      eod: 0
-      pad: -1
+      eod: {eod}
+      pad: {pad}
       eod_mask_loss: true
       reset_position_ids: true
       create_attention_mask: false
-      create_compressed_eod_mask: false
+      create_compressed_eod_mask: {compressed}
 """
+
+TEXTS = ("plain", "packed", "long", "padded")
+"""What samples look like. plain and packed: documents of 1 to 60 tokens, seen as one or kept apart in attention. long:
+a sample is a piece of one document. padded: half of the tokens and more are padding, kept apart like a document."""
+
+
+@frozen
+class Model:
+    """What is trained, whatever the plan: a run on one rank that many plans must equal."""
+
+    dtype: str = "float64"
+    tied: bool = False
+    kv_heads: int = 2
+    text: str = "plain"
+
+    @property
+    def name(self) -> str:
+        return f"{self.dtype}-{'tied' if self.tied else 'untied'}-kv{self.kv_heads}-{self.text}"
 
 
 @frozen
 class Case:
     """One plan, trained for `STEPS` steps and compared with one rank."""
 
-    dp_replicate: int
-    dp_shard: int
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    method: str = "colossal"
+    ulysses: int | None = None
+    asynchronous: bool = False
+    order: str = "contiguous"
     reduction: str = "sum"
     reshard: str = "default"
     accumulation: int = 1
-    dtype: str = "float64"
-    tied: bool = False
+    model: Model = field(factory=Model)
 
     @property
     def world(self) -> int:
-        return self.dp_replicate * self.dp_shard
+        return self.dp_replicate * self.dp_shard * self.cp
+
+    @property
+    def dimensions(self) -> str:
+        """Which kind of plan this is, for the tables."""
+        return "FSDP, HSDP" if self.cp == 1 else f"{self.method} context parallel x FSDP, HSDP"
+
+    @property
+    def degrees(self) -> str:
+        """The plan's degrees as the tables show them."""
+        names = ("dp_replicate", "dp_shard", "cp")
+        shown = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
+        return " x ".join(shown) or "one rank"
 
     @property
     def name(self) -> str:
-        head = "tied" if self.tied else "untied"
-        return (
-            f"{self.dp_replicate}x{self.dp_shard}-{self.reduction}-{self.reshard}-acc{self.accumulation}"
-            f"-{self.dtype}-{head}"
-        )
+        parts = [f"{self.dp_replicate}x{self.dp_shard}x{self.cp}"]
+        if self.cp > 1:
+            parts += [self.method + (str(self.ulysses) if self.method == "hybrid" else ""), self.order]
+            parts += ["async"] if self.asynchronous else []
+        return "-".join([*parts, self.reduction, self.reshard, f"acc{self.accumulation}", self.model.name])
 
-    @property
-    def baseline(self) -> str:
-        """The run on one rank that this must equal: same model, same samples, one micro-batch."""
-        return f"{self.dtype}-{'tied' if self.tied else 'untied'}"
-
-    def yaml(self, corpus: str) -> str:
+    def yaml(self, corpora: Mapping[str, str]) -> str:
+        """The file, given the prefix of each text's corpus."""
+        text = self.model.text
+        compressed = text != "plain"
         return _CONFIG.format(
             dp_shard=self.dp_shard,
             reshard=self.reshard,
-            sum_gradients=str(self.reduction == "sum").lower(),
+            sum_gradients=_flag(self.reduction == "sum"),
+            cp=self.cp,
+            method=self.method,
+            asynchronous=_flag(self.asynchronous),
+            order=self.order,
+            ulysses="null" if self.ulysses is None else self.ulysses,
             steps=STEPS,
             global_batch=GLOBAL_BATCH,
-            local_batch=GLOBAL_BATCH // (self.world * self.accumulation),
+            local_batch=GLOBAL_BATCH * self.cp // (self.world * self.accumulation),
             vocab=VOCAB_SIZE,
             seq=SEQ_LENGTH,
-            tied=str(self.tied).lower(),
-            dtype=self.dtype,
+            kv_heads=self.model.kv_heads,
+            tied=_flag(self.model.tied),
+            dtype=self.model.dtype,
+            causal=_flag(not compressed),
             samples=STEPS * GLOBAL_BATCH,
-            corpus=corpus,
+            mask_column=", actual_seq_len" if compressed else "",
+            corpus=corpora[text],
+            eod=EOD,
+            pad=PAD if text == "padded" else -1,
+            compressed=_flag(compressed),
         )
 
 
-def _splits(world: int) -> list[tuple[int, int]]:
-    return [(world // shard, shard) for shard in range(1, world + 1) if world % shard == 0]
+def _flag(value: bool) -> str:
+    return str(value).lower()
 
 
-BASELINES = tuple(Case(1, 1, dtype=dtype, tied=tied) for dtype in ("float64", "float32") for tied in (False, True))
+def _splits(ranks: int) -> list[tuple[int, int]]:
+    return [(ranks // shard, shard) for shard in range(1, ranks + 1) if ranks % shard == 0]
 
-CASES = tuple(
-    [
-        Case(*split, reduction, reshard, accumulation)
-        for world in WORLDS
-        for split, reduction, reshard, accumulation in itertools.product(
-            _splits(world), ("sum", "mean"), ("always", "never", "default"), (1, 3)
-        )
-    ]
-    + [
-        Case(*split, reduction, "default", 3, "float64", tied=True)
-        for world in WORLDS
-        for split, reduction in itertools.product(_splits(world), ("sum", "mean"))
-    ]
-    + [
-        Case(*split, "sum", "default", accumulation, "float32")
-        for world in WORLDS
-        for split, accumulation in itertools.product(_splits(world), (1, 3))
-    ]
-)
+
+def _data_parallel() -> Iterator[Case]:
+    reductions, policies = ("sum", "mean"), ("always", "never", "default")
+    for split in itertools.chain.from_iterable(map(_splits, WORLDS)):
+        case = Case(*split)
+        for reduction, reshard, accumulation in itertools.product(reductions, policies, (1, 3)):
+            yield evolve(case, reduction=reduction, reshard=reshard, accumulation=accumulation)
+        for reduction in reductions:
+            yield evolve(case, reduction=reduction, accumulation=3, model=Model(tied=True))
+        for accumulation in (1, 3):
+            yield evolve(case, accumulation=accumulation, model=Model(dtype="float32"))
+
+
+def _context_parallel() -> Iterator[Case]:
+    """Every method, asynchronous or not, on every split of the ranks; texts, orders and other choices in turn."""
+    turn = itertools.count()
+    for world in WORLDS:
+        for cp in (size for size in (2, 4, 8) if world % size == 0):
+            replicas = {(world // cp, 1), (1, world // cp)}
+            hybrids = [("hybrid", inner) for inner in (2, 4) if inner < cp]
+            methods = [("colossal", None), ("ulysses", None), *hybrids]
+            for split, (method, inner), asynchronous in itertools.product(sorted(replicas), methods, (False, True)):
+                case = Case(*split, cp, method, inner, asynchronous)
+                for order in ("contiguous", "zigzag"):
+                    number = next(turn)
+                    if world == 8 and (number // 2 % 2 == 0) == (order == "zigzag"):
+                        continue  # eight ranks share two cores: there orders take turns
+                    model = Model(text=TEXTS[number % 4], kv_heads=(2, 4, 8)[number % 3], tied=number % 5 == 0)
+                    yield evolve(
+                        case,
+                        order=order,
+                        reduction=("sum", "mean")[number // 2 % 2],
+                        reshard=("default", "never")[number // 3 % 2],
+                        accumulation=(1, 3)[number // 4 % 2],
+                        model=model,
+                    )
+                if split[0] == 1:
+                    yield evolve(case, model=Model(dtype="float32", text="packed"))
+
+
+CASES = (*_data_parallel(), *_context_parallel())
+BASELINES = tuple({case.model: None for case in CASES})

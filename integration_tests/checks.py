@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 from attrs import evolve
+from context_checks import attention_everywhere, empty_blocks, ring_memory
 from device_mesh import Communicator, connect
 from mindspore import Tensor, mint
 from parallel_trainer.batch import MicroBatch
@@ -254,4 +255,7 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     uneven_shards: (4,),
     memory: (4,),
     frozen_weights: (2, 4),
+    attention_everywhere: (2, 4, 8),
+    empty_blocks: (2, 4, 8),
+    ring_memory: (4, 8),
 }

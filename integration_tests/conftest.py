@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import SEQ_LENGTH, VOCAB_SIZE, WORLDS
+from cases import EOD, PAD, SEQ_LENGTH, VOCAB_SIZE, WORLDS
 from parallel_trainer.data.indexed import IndexedWriter
 from parallel_trainer.launch.mpiexec import rank_environment
 
@@ -23,28 +23,52 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """300 documents of 1 to 60 random tokens, each ended by token 0: samples have very different numbers of EODs."""
-    prefix = tmp_path_factory.mktemp("corpus") / "random"
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By text the prefix of its corpus of random tokens; documents end with EOD."""
+    folder = tmp_path_factory.mktemp("corpora")
     generator = np.random.default_rng(0)
-    with IndexedWriter(prefix, vocab_size=VOCAB_SIZE) as writer:
-        for _ in range(300):
-            length = int(generator.integers(1, 60) if generator.random() < 0.5 else generator.integers(1, 4))
-            writer.add_document(np.append(generator.integers(1, VOCAB_SIZE, length), 0))
-    assert SEQ_LENGTH < 60
-    return str(prefix)
+
+    def write(name: str, lengths: list[int], padded_to: int = 1) -> str:
+        with IndexedWriter(folder / name, vocab_size=VOCAB_SIZE) as writer:
+            for length in lengths:
+                tokens = np.append(generator.integers(2, VOCAB_SIZE, length), EOD)
+                padding = -len(tokens) % padded_to
+                writer.add_document(np.append(tokens, np.full(padding, PAD, tokens.dtype)))
+        return str(folder / name)
+
+    # Samples with very different numbers of EODs; documents many times as long as a sample; documents of which each
+    # fills three samples or less with tokens and the rest with padding.
+    mixed = [
+        int(generator.integers(1, 60) if generator.random() < 0.5 else generator.integers(1, 4)) for _ in range(300)
+    ]
+    long = [int(length) for length in generator.integers(20, 30, 4) * SEQ_LENGTH]
+    short = [int(length) for length in generator.integers(5, 2 * SEQ_LENGTH, 120)]
+    plain = write("mixed", mixed)
+    return {
+        "plain": plain,
+        "packed": plain,
+        "long": write("long", long),
+        "padded": write("padded", short, padded_to=3 * SEQ_LENGTH),
+    }
 
 
 @pytest.fixture(scope="session")
-def reports(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+def corpus(corpora: dict[str, str]) -> str:
+    """The corpus of documents of 1 to 60 tokens."""
+    return corpora["plain"]
+
+
+@pytest.fixture(scope="session")
+def reports(corpora: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """By world size what `ranks.py` found."""
     folder = tmp_path_factory.mktemp("reports")
+    (folder / "corpora.json").write_text(json.dumps(corpora), encoding="utf-8")
     found = {}
     for world in WORLDS:
         command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(world), sys.executable]
         environment = rank_environment(world, os.environ) | {"DEVICE_MESH_DEBUG": "1"}
         job = subprocess.run(
-            [*command, str(HERE / "ranks.py"), corpus, str(folder)],
+            [*command, str(HERE / "ranks.py"), str(folder)],
             env=environment,
             capture_output=True,
             text=True,

@@ -1,15 +1,18 @@
 """What the ranks of one world size do: every case of that world, one after the other, in one launch.
 
-    mpiexec -n WORLD python ranks.py CORPUS FOLDER
+    mpiexec -n WORLD python ranks.py FOLDER
 
-Rank 0 writes FOLDER/world-N.json: by case name the largest relative differences from the run on one rank, and by
-check name what the checks of `checks.py` found. World 1 runs first and leaves the baselines in FOLDER.
+FOLDER/corpora.json names the corpus of each text. Rank 0 writes FOLDER/world-N.json: by case name the largest relative
+differences from the run on one rank, and by check name what the checks of `checks.py` found. World 1 runs first and
+leaves the baselines in FOLDER.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,13 @@ from parallel_trainer.trace import Trace, describe
 from parallel_trainer.trainer import Trainer
 
 
-def trace(case: Case, corpus: str, communicator: Communicator) -> tuple[Trace, bool]:
+def trace(case: Case, corpora: Mapping[str, str], communicator: Communicator) -> tuple[Trace, bool]:
     """Train a case; also whether the ranks ever had different numbers of valid tokens in a step."""
-    trainer = Trainer(prepare(loads(case.yaml(corpus)), communicator.size), communicator)
+    trainer = Trainer(prepare(loads(case.yaml(corpora)), communicator.size), communicator)
     results = [trainer.train_step() for _ in range(STEPS)]
     weights = dict(trainer.full_values())
     losses, norms = ([getattr(result, name) for result in results] for name in ("loss", "grad_norm"))
-    own = [sum(batch.valid_tokens() for batch in trainer.loader.micro_batches(step)) for step in range(STEPS)]
+    own = [sum(batch.valid_tokens() for batch in trainer.micro_batches(step)) for step in range(STEPS)]
     lowest, highest = (communicator.all_reduce(np.array(own), op) for op in ("min", "max"))
     return Trace(describe(trainer.job.plan), tuple(losses), tuple(norms), weights), bool((lowest < highest).any())
 
@@ -45,20 +48,22 @@ def differences(alone: Trace, together: Trace) -> dict[str, float]:
     return found
 
 
-def main(corpus: str, folder: Path) -> None:
+def main(folder: Path) -> None:
+    corpora = json.loads((folder / "corpora.json").read_text(encoding="utf-8"))
     communicator = connect()
+    warnings.filterwarnings("ignore", "Extensions of this project")
     with abort_on_error(communicator):
         first = communicator.rank == 0
         if communicator.size == 1:
-            for baseline in BASELINES:
-                (folder / baseline.baseline).mkdir()
-                trace(baseline, corpus, communicator)[0].save(folder / baseline.baseline)
+            for model in BASELINES:
+                (folder / model.name).mkdir()
+                trace(Case(model=model), corpora, communicator)[0].save(folder / model.name)
         found: dict[str, dict[str, Any]] = {}
         for case in CASES:
             if case.world == communicator.size:
-                together, uneven = trace(case, corpus, communicator)
+                together, uneven = trace(case, corpora, communicator)
                 if first:
-                    alone = Trace.load(folder / case.baseline)
+                    alone = Trace.load(folder / case.model.name)
                     found[case.name] = differences(alone, together) | {"uneven": uneven}
         checks = {check.__name__: check(communicator) for check in CHECKS if communicator.size in CHECKS[check]}
         if first:
@@ -67,4 +72,4 @@ def main(corpus: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -1,9 +1,10 @@
-"""The table of plans and differences: what the ranks found, kept in docs/parity.md and shown in the README."""
+"""The tables of plans and differences: every plan in docs/parity.md, one row for each kind of plan in the README."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,35 @@ PAGE = ROOT / "docs" / "parity.md"
 README = ROOT / "README.md"
 MARKED = re.compile(r"(<!-- parity:begin -->\n).*?(<!-- parity:end -->)", re.DOTALL)
 COLUMNS = ("losses", "grad_norms", "weights")
-
 NOT_JUDGED = "not judged"
 
 Reports = dict[int, dict[str, Any]]
-Key = tuple[str, int, int, int]
-"""dtype, ranks, dp_replicate, dp_shard."""
+Key = tuple[str, ...]
+Rows = dict[Key, tuple[int, dict[str, float]]]
+"""By what the first columns say: how many runs, and the largest relative difference (or its bound) of each kind."""
 
 
-def _row_key(case: Case) -> Key:
-    return (case.dtype, case.world, case.dp_replicate, case.dp_shard)
+def _plan(case: Case) -> Key:
+    return case.model.dtype, case.dimensions, str(case.world), case.degrees
 
 
-def rows(reports: Reports) -> dict[Key, tuple[int, dict[str, float]]]:
-    """By dtype and plan: how many runs, and the largest relative difference of each kind."""
+def _kind(case: Case) -> Key:
+    return case.model.dtype, case.dimensions
+
+
+TABLES: Mapping[Path, tuple[Callable[[Case], Key], tuple[str, ...]]] = {
+    PAGE: (_plan, ("computed in", "dimensions", "ranks", "plan")),
+    README: (_kind, ("computed in", "dimensions")),
+}
+
+
+def rows(reports: Reports, page: Path) -> Rows:
+    """What a page's table has to say."""
+    key, _ = TABLES[page]
     found = {}
-    for key, cases in groupby(sorted(CASES, key=_row_key), key=_row_key):
+    for name, cases in groupby(sorted(CASES, key=key), key=key):
         measured = [reports[case.world]["cases"][case.name] for case in cases]
-        found[key] = (len(measured), {name: max(run[name] for run in measured) for name in COLUMNS})
+        found[name] = (len(measured), {column: max(run[column] for run in measured) for column in COLUMNS})
     return found
 
 
@@ -41,38 +53,41 @@ def bound(difference: float) -> str:
     return f"1e{math.ceil(math.log10(max(difference, 1e-16))) + 1:d}"
 
 
-def render(reports: Reports) -> str:
+def render(reports: Reports, page: Path) -> str:
     """The table as Markdown."""
-    lines = [
-        "| computed in | ranks | dp_replicate x dp_shard | runs | loss differs by less | gradient norm | weights |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for (dtype, world, replicate, shard), (runs, largest) in sorted(rows(reports).items(), reverse=True):
+    head = [*TABLES[page][1], "runs", "loss differs by less", "gradient norm", "weights"]
+    lines = [_line(head), _line(["---"] * len(head)).replace(" ", "")]
+    for key, (runs, largest) in sorted(rows(reports, page).items(), reverse=True):
         cells = [bound(largest[name]) for name in COLUMNS]
-        if dtype == "float32":
+        if key[0] == "float32":
             cells[-1] = NOT_JUDGED
-        lines.append(f"| {dtype} | {world} | {replicate} x {shard} | {runs} | {' | '.join(cells)} |")
+        lines.append(_line([*key, str(runs), *cells]))
     return "\n".join(lines) + "\n"
 
 
-def claims(page: Path) -> dict[Key, tuple[int, dict[str, float]]]:
-    """What the table on a page says: by dtype and plan the number of runs and the bounds."""
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def claims(page: Path) -> Rows:
+    """What the table on a page says."""
     found = {}
-    pattern = r"^\| (float\d\d) \| (\d+) \| (\d+) x (\d+) \| (\d+) \| (\S+) \| (\S+) \| (.+) \|$"
-    for dtype, world, replicate, shard, runs, *bounds in re.findall(pattern, page.read_text(encoding="utf-8"), re.M):
-        numbers = {name: float(bound) for name, bound in zip(COLUMNS, bounds, strict=True) if bound != NOT_JUDGED}
-        found[dtype, int(world), int(replicate), int(shard)] = (int(runs), numbers)
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| float"):
+            *key, runs, loss, norm, weights = line.strip("| ").split(" | ")
+            bounds = dict(zip(COLUMNS, (loss, norm, weights), strict=True))
+            numbers = {name: float(text) for name, text in bounds.items() if text != NOT_JUDGED}
+            found[tuple(key)] = (int(runs), numbers)
     return found
 
 
 def write(reports: Reports) -> None:
-    """Put the table into docs/parity.md and the README."""
-    table = render(reports)
+    """Put the tables into docs/parity.md and the README."""
     PAGE.write_text(
         "# Plans trained and compared with one rank\n\n"
         "Written by `nox -s integration -- --write-table`; every run of the tests holds it against what was found.\n"
-        "Bounds on the largest relative difference over 5 steps.\n\n" + table,
+        "Bounds on the largest relative difference over all steps.\n\n" + render(reports, PAGE),
         encoding="utf-8",
     )
     text = README.read_text(encoding="utf-8")
-    README.write_text(MARKED.sub(lambda match: match[1] + table + match[2], text), encoding="utf-8")
+    README.write_text(MARKED.sub(lambda match: match[1] + render(reports, README) + match[2], text), encoding="utf-8")

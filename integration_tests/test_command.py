@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cases import Case
+from cases import Case, Model
 
 BIN = Path(sys.executable).parent
 RANK = [sys.executable, "-m", "parallel_trainer"]
@@ -35,10 +35,10 @@ def call(*arguments: str | Path, cwd: Path, before: Sequence[str] = ()) -> subpr
 
 
 @pytest.fixture
-def config(tmp_path: Path, corpus: str) -> Path:
+def config(tmp_path: Path, corpora: dict[str, str]) -> Path:
     """A file whose plan is one replica of two shards."""
     path = tmp_path / "tiny.yaml"
-    path.write_text(Case(1, 2, dtype="float32").yaml(corpus), encoding="utf-8")
+    path.write_text(Case(1, 2, model=Model(dtype="float32")).yaml(corpora), encoding="utf-8")
     return path
 
 

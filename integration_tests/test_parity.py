@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +19,18 @@ TOLERANCE = {
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_plan_equals_one_rank(case: Case, reports: dict[int, dict[str, Any]]) -> None:
     found = reports[case.world]["cases"][case.name]
-    assert found["uneven"] is (case.world > 1), "ranks must have different numbers of valid tokens"
-    allowed = TOLERANCE[case.dtype]
+    uneven = case.world > 1 and case.model.text != "long"
+    assert found["uneven"] or not uneven, "ranks must have different numbers of valid tokens"
+    allowed = TOLERANCE[case.model.dtype]
     assert {name: found[name] for name in allowed if not found[name] <= allowed[name]} == {}
 
 
 @pytest.mark.timeout(3000)
-def test_table_shows_what_was_found(reports: dict[int, dict[str, Any]], request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("page", table.TABLES, ids=lambda page: page.name)
+def test_table_shows_what_was_found(page: Path, reports: dict[int, dict[str, Any]], request: Any) -> None:
     if request.config.getoption("--write-table"):
         table.write(reports)
-    found = table.rows(reports)
-    claimed = table.claims(table.PAGE)
+    found, claimed = table.rows(reports, page), table.claims(page)
     assert {key: runs for key, (runs, _) in claimed.items()} == {key: runs for key, (runs, _) in found.items()}
     broken = {
         (key, name): (largest[name], bound)
@@ -37,7 +39,3 @@ def test_table_shows_what_was_found(reports: dict[int, dict[str, Any]], request:
         if not largest[name] < bound
     }
     assert broken == {}
-
-
-def test_readme_shows_the_same_table() -> None:
-    assert table.claims(table.README) == table.claims(table.PAGE)

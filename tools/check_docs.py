@@ -10,7 +10,7 @@ from parallel_config import ConfigError, load, plan
 
 ROOT = Path(__file__).parents[1]
 # By how many ranks a scenario can be planned; each file in docs/scenarios must be named here.
-SCENARIOS = {"first-run.yaml": (1, 2, 4), "hsdp.yaml": (2, 4)}
+SCENARIOS = {"first-run.yaml": (1, 2, 4), "hsdp.yaml": (2, 4), "packed-context.yaml": (4, 8)}
 
 
 def broken_links(page: Path) -> list[str]:

@@ -34,7 +34,7 @@ class Numbered:
     def __getitem__(self, number: int) -> Sample:
         assert 0 <= number < self.size
         here = np.array([self.name, number])
-        return Sample(here, here, here, here)
+        return Sample(here, here, here, here, np.array([len(here)]))
 
 
 @settings(max_examples=40, deadline=None)

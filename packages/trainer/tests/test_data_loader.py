@@ -28,7 +28,7 @@ class Numbered:
 
     def __getitem__(self, number: int) -> Sample:
         here = np.array([number, number], dtype=np.int32)
-        return Sample(here, here + 1, np.ones(2, dtype=np.float32), np.arange(2, dtype=np.int32))
+        return Sample(here, here + 1, np.ones(2, dtype=np.float32), np.arange(2, dtype=np.int32), np.array([2]))
 
 
 def loader(size: int = 1000, **changes: Any) -> BatchLoader:
@@ -183,12 +183,44 @@ def test_settings_reach_the_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        ({"create_compressed_eod_mask": True}, [[2, 1, 1], [4]]),
+        ({"reset_attention_mask": True}, [[2, 1, 1], [4]]),
+        ({}, [[4], [4]]),
+    ],
+)
+def test_documents_are_kept_apart_where_the_file_says_so(
+    tmp_path: Path, options: dict[str, bool], lengths: list[list[int]]
+) -> None:
+    with IndexedWriter(tmp_path / "a", vocab_size=10) as writer:
+        writer.add_document(np.array([1, 9, 9, 2, 3, 4, 5, 6, 9]))
+    dataset = build_dataset(section(data_path=(str(tmp_path / "a"),), eod=9, **options), vocab_size=10)
+    rows = BatchLoader(dataset, global_batch_size=2, local_batch_size=2, data_parallel=1, shard_index=0)
+    (batch,) = rows.micro_batches(0)
+    first = int(np.flatnonzero(batch.input_ids[:, 0] == 1)[0])
+    assert batch.input_ids[[first, 1 - first]].tolist() == [[1, 9, 9, 2], [3, 4, 5, 6]]
+    assert [np.diff(batch.mask.row_ends(row), prepend=0).tolist() for row in (first, 1 - first)] == lengths
+
+
+@pytest.mark.parametrize("field", ["eod_pad_length", "compressed_eod_mask_length"])
+def test_more_documents_than_the_width_of_actual_seq_len_are_refused(tmp_path: Path, field: str) -> None:
+    with IndexedWriter(tmp_path / "a", vocab_size=10) as writer:
+        writer.add_document(np.array([1, 9, 9, 2, 3]))
+    options = {"data_path": (str(tmp_path / "a"),), "eod": 9, "create_compressed_eod_mask": True}
+    with pytest.raises(UserError, match=r"3 documents, and .*eod_pad_length 2 has room for 2: write at least 3"):
+        build_dataset(section(**options, **{field: 2}), vocab_size=10)[0]
+    assert len(build_dataset(section(**options, **{field: 3}), vocab_size=10)[0].document_ends) == 3
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"loader": {"type": "HFDataLoader"}}, "type 'HFDataLoader' cannot be read yet"),
         ({"loader": {"datasets_type": None}}, "datasets_type is None: it must be GPTDataset"),
-        ({"create_compressed_eod_mask": True}, "create_compressed_eod_mask: true is not supported yet"),
-        ({"reset_attention_mask": True}, "reset_attention_mask: true is not supported yet"),
+        ({"create_compressed_eod_mask": True}, "create_compressed_eod_mask is true and eod is -1"),
+        ({"reset_attention_mask": True}, "reset_attention_mask is true and eod is -1"),
+        ({"create_compressed_eod_mask": True, "eod": 1000}, "eod 1000 is no token of model.vocab_size 1000"),
         ({"seq_length": None}, "seq_length is not written"),
         ({"seed": 2**32}, "seed is 4294967296"),
         ({"eod_mask_loss": True}, "eod_mask_loss is true and eod is -1"),

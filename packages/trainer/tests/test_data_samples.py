@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_trainer.data.gpt_dataset import GPTDataset, check_token_ids
 from parallel_trainer.data.indexed import IndexedCorpus, IndexedWriter
-from parallel_trainer.data.sample import make_sample
+from parallel_trainer.data.sample import Sample, make_sample, stack
 from parallel_trainer.data.sample_order import sample_order
 from parallel_trainer.data.settings import SampleSettings
 from parallel_trainer.errors import UserError
@@ -158,6 +158,30 @@ def test_pub_mask_01_positions_restart_after_each_end(tokens: list[int], positio
     assert sample.position_ids.tolist() == positions
     plain = make_sample(np.array([*tokens, 9]), SampleSettings(seq_length=len(tokens), eod=0))
     assert plain.position_ids.tolist() == list(range(len(tokens)))
+
+
+def test_pub_mask_02_ends_of_a_micro_batch_count_through_its_rows_and_start_anew_in_the_next() -> None:
+    settings = SampleSettings(seq_length=8, eod=0, separate_documents=True)
+
+    def sample(lengths: list[int]) -> Sample:
+        tokens = np.full(9, 5)
+        tokens[np.cumsum(lengths) - 1] = 0
+        return make_sample(tokens, settings)
+
+    a, b, c, d = (sample(lengths) for lengths in ([3, 5], [8], [1, 7], [4, 4]))
+    masks = [stack([a, b]).mask, stack([c, d]).mask]
+    assert [mask.actual_seq_len.tolist() for mask in masks] == [[3, 8, 16], [1, 8, 12, 16]]
+    for mask in masks:
+        assert mask.rows * mask.seq_length == 16
+        assert mask.dense()[1, 0].tolist() == [True] + [False] * 7
+
+
+def test_padding_is_no_end_of_document_where_the_end_is_token_0() -> None:
+    """Padding becomes 0 in the inputs; the mask was made before that."""
+    settings = SampleSettings(seq_length=6, eod=0, pad=99, separate_documents=True)
+    sample = make_sample(np.array([5, 6, 0, 99, 99, 99, 99]), settings)
+    assert sample.input_ids.tolist() == [5, 6, 0, 0, 0, 0]
+    assert sample.document_ends.tolist() == [3, 6]
 
 
 def test_padding_counts_nowhere_and_becomes_zero() -> None:

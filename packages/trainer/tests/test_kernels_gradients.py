@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mask_compression import causal
 from mindspore import Tensor, mint, nn, ops
 from parallel_trainer.kernels import kernels
 
@@ -20,9 +21,12 @@ CASES = {
     "linear_bias": (CPU.linear, [(2, 3, 4), (5, 4), (5,)]),
     "rms_norm": (lambda x, weight: CPU.rms_norm(x, weight, 0.1), [(2, 3, 2, 4), (4,)]),
     "rotary": (lambda x: CPU.rotary(x, TABLE), [(2, 3, 2, 4)]),
-    "attention": (lambda q, k, v: CPU.attention(q, k, v, 0.6), [(2, 5, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4)]),
+    "attention": (
+        lambda q, k, v: CPU.attention(q, k, v, 0.6, causal(q.shape[1], rows=q.shape[0])),
+        [(2, 5, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4)],
+    ),
     "attention_grouped": (
-        lambda q, k, v: CPU.attention(q, k, v, 0.6),
+        lambda q, k, v: CPU.attention(q, k, v, 0.6, causal(q.shape[1], rows=q.shape[0])),
         [(1, 6, 4, 2), (1, 6, 2, 2), (1, 6, 2, 2)],
     ),
     "swiglu": (CPU.swiglu, [(2, 3, 4), (2, 3, 4)]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mask_compression import causal
 from mindspore import Tensor
 from parallel_trainer.kernels import kernels
 
@@ -93,7 +94,7 @@ def test_rotary_refuses_an_odd_head():
 def test_attention(batch, tokens, heads, kv_heads, head_dim, dtype):
     q = normal(batch, tokens, heads, head_dim)
     k, v = (normal(batch, tokens, kv_heads, head_dim, seed=seed) for seed in (1, 2))
-    result = CPU.attention(*(Tensor(array.astype(dtype)) for array in (q, k, v)), 0.7)
+    result = CPU.attention(*(Tensor(array.astype(dtype)) for array in (q, k, v)), 0.7, causal(tokens, rows=batch))
     check(result, dense_attention(q, k, v, 0.7), dtype)
 
 
@@ -101,7 +102,7 @@ def test_attention_survives_scores_whose_exponential_overflows(dtype):
     q = np.full((1, 3, 1, 2), 100.0)
     k = q * np.array([1, 2, -3])[:, None, None]
     v = normal(1, 3, 1, 2)
-    result = CPU.attention(*(Tensor(array.astype(dtype)) for array in (q, k, v)), 1.0)
+    result = CPU.attention(*(Tensor(array.astype(dtype)) for array in (q, k, v)), 1.0, causal(q.shape[1], rows=len(q)))
     # Each query's whole weight is on the largest of its keys, which are 1, 2, -3 times as long.
     check(result, v[:, [0, 1, 1]], dtype)
 
@@ -109,7 +110,7 @@ def test_attention_survives_scores_whose_exponential_overflows(dtype):
 def test_attention_refuses_heads_that_cannot_be_shared():
     q, k = Tensor(np.ones((1, 2, 4, 2), np.float32)), Tensor(np.ones((1, 2, 3, 2), np.float32))
     with pytest.raises(ValueError, match=r"4 query heads cannot share 3 key/value heads.*use 6 query heads"):
-        CPU.attention(q, k, k, 1.0)
+        CPU.attention(q, k, k, 1.0, causal(q.shape[1], rows=q.shape[0]))
 
 
 def test_swiglu(dtype):

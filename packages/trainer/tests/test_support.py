@@ -33,9 +33,11 @@ def refusal(text: str, world_size: int = 8) -> str:
     ("parallelism", "named"),
     [
         ("tensor_parallel: 2", ["parallelism.tensor_parallel is 2"]),
-        ("context_parallel: 4", ["parallelism.context_parallel is 4"]),
         ("{pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto}", ["parallelism.pipeline_parallel is 2"]),
-        ("{tensor_parallel: 2, context_parallel: 2}", ["parallelism.tensor_parallel", "parallelism.context_parallel"]),
+        (
+            "{tensor_parallel: 2, pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto}",
+            ["parallelism.tensor_parallel", "parallelism.pipeline_parallel"],
+        ),
     ],
 )
 def test_other_dimensions_are_refused_together_and_by_name(parallelism: str, named: list[str]) -> None:
@@ -58,6 +60,32 @@ def test_other_dimensions_are_refused_together_and_by_name(parallelism: str, nam
 )
 def test_what_would_change_the_result_is_refused(text: str, named: str) -> None:
     assert named in refusal(text)
+
+
+DATA = (
+    "train_dataset: {{dataloader: {{type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset, "
+    'sizes: [8, 0, 0], config: {{data_path: [a, b], split: "1, 0, 0", seq_length: 32, eod: 0, {}}}}}}}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ("reset_attention_mask: true, create_attention_mask: false", "create_attention_mask is false"),
+        ("reset_attention_mask: true", "use_attn_mask_compression replaces the mask by a causal one"),
+        ("reset_attention_mask: true, create_attention_mask: false, create_compressed_eod_mask: true", None),
+    ],
+)
+def test_documents_that_would_not_be_kept_apart_are_refused(fields: str, named: str | None) -> None:
+    message = refusal(DATA.format(fields))
+    assert message == "" if named is None else named in message and "create_compressed_eod_mask: true" in message
+
+
+def test_model_that_waits_for_ends_of_documents_which_the_data_does_not_give_is_refused() -> None:
+    text = DATA.format("reset_position_ids: true") + MODEL + "  use_eod_attn_mask_compression: true\n"
+    config = loads(text)
+    (message,) = refusals(config, plan(config, 1))
+    assert "create_compressed_eod_mask: true, which sets both" in message
 
 
 def test_data_parallel_plans_are_accepted() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import frozen
+from attrs import Factory, field, frozen
+from mask_compression import CompressedMask, causal
 
 IGNORED_LABEL = -100
 
@@ -16,12 +17,17 @@ class MicroBatch:
     position_ids: int32 (B, S), position of each token, for the rotary embedding.
     labels:       int32 (B, S), id to predict at each place; None to ask for logits instead of a loss.
     loss_mask:    float32 (B, S), 1 where the prediction counts, else 0; None counts all.
+    mask:         which tokens of a row see each other. It is always that of whole rows, also where the tokens here are
+        a rank's part of them; causal over each row if left out.
     """
 
     input_ids: np.ndarray
     position_ids: np.ndarray
     labels: np.ndarray | None = None
     loss_mask: np.ndarray | None = None
+    mask: CompressedMask = field(
+        default=Factory(lambda batch: causal(batch.input_ids.shape[1], rows=len(batch.input_ids)), takes_self=True)
+    )
 
     def valid_tokens(self) -> float:
         """How many predictions count: what the loss of the batch is divided by."""

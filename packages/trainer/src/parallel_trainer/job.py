@@ -48,6 +48,14 @@ class Job:
         assert length is not None, "build_dataset refuses a dataset without it"
         return length
 
+    @property
+    def summary(self) -> str:
+        """How the ranks share the model and a step's samples, in a line for a person."""
+        return (
+            f"ranks: {self.plan.world_size} = {degrees(self.plan)}; a step: {self.plan.global_batch_size} samples of "
+            f"{self.seq_length} tokens, micro-batches of a rank: {self.plan.num_accumulation_steps}"
+        )
+
     def loader(self, shard_index: int) -> BatchLoader:
         """The micro-batches of one data-parallel shard."""
         dataloader = self.config.train_dataset.dataloader
@@ -59,6 +67,17 @@ class Job:
             shard_index=shard_index,
             shuffle_seed=dataloader.config.seed if dataloader.shuffle else None,
         )
+
+
+def degrees(plan: ParallelPlan) -> str:
+    """The degrees of a plan, and how context parallelism is done where there is any."""
+    text = f"dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard}"
+    if plan.cp == 1:
+        return text
+    method = plan.context_parallel_method
+    how = [f"{method} of {plan.ulysses_degree}" if method == "hybrid" else method, plan.context_parallel_order]
+    how += ["asynchronous"] if plan.context_parallel_async else []
+    return f"{text} x cp {plan.cp} ({', '.join(how)})"
 
 
 def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -> Job:

@@ -11,7 +11,6 @@ from parallel_trainer.models.config import Qwen3Config
 
 _DIMENSIONS = (
     ("tp", "tensor_parallel", "tensor parallelism"),
-    ("cp", "context_parallel", "context parallelism"),
     ("pp", "pipeline_parallel", "pipeline parallelism"),
     ("ep", "expert_parallel", "expert parallelism"),
 )
@@ -23,11 +22,20 @@ def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
         degree = getattr(plan, attribute)
         if degree > 1:
             yield f"parallelism.{field} is {degree}: {dimension} cannot run yet, only degree 1."
-    written = written_fields(config)
+    written, data = written_fields(config), config.train_dataset.dataloader.config
     if "lora_config" in written:
         yield "lora_config: low-rank adapters cannot be trained yet; remove the section to train all weights."
-    if "model.use_eod_attn_mask_compression" in written and config.model.use_eod_attn_mask_compression:
-        yield "model.use_eod_attn_mask_compression: documents cannot be kept apart in attention yet; remove the field."
+    if (
+        "model.use_eod_attn_mask_compression" in written
+        and config.model.use_eod_attn_mask_compression
+        and not data.create_compressed_eod_mask
+    ):
+        yield (
+            "model.use_eod_attn_mask_compression is true and create_compressed_eod_mask is not: the data would not "
+            "say where documents end. Write train_dataset.dataloader.config.create_compressed_eod_mask: true, which "
+            "sets both."
+        )
+    yield from _attention_across_documents(config)
     if config.training.steps < 1:
         yield f"training.steps is {config.training.steps}: there is nothing to train; at least 1 step is needed."
     if config.training.rampup_batch_size:
@@ -39,6 +47,24 @@ def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
             yield f"optimizer.{field}: this AdamW does not have it yet; remove the field."
 
 
+def _attention_across_documents(config: TrainConfig) -> Iterator[str]:
+    """reset_attention_mask acts on the dense mask alone: without one, attention would cross documents unnoticed."""
+    data = config.train_dataset.dataloader.config
+    if not data.reset_attention_mask or data.create_compressed_eod_mask:
+        return
+    path = "train_dataset.dataloader.config."
+    if not data.create_attention_mask:
+        reason = "create_attention_mask is false"
+    elif config.model.use_attn_mask_compression:
+        reason = "model.use_attn_mask_compression replaces the mask by a causal one"
+    else:
+        return
+    yield (
+        f"{path}reset_attention_mask is true, and {reason}: attention would cross from document to document. "
+        f"Write {path}create_compressed_eod_mask: true to keep them apart, or reset_attention_mask: false."
+    )
+
+
 def _under(section: str, *names: str) -> frozenset[str]:
     return frozenset(f"{section}.{name}" for name in names)
 
@@ -47,6 +73,8 @@ def _under(section: str, *names: str) -> frozenset[str]:
 _ACTED_ON = (
     _under("parallelism", "data_parallel_shard", "reshard_after_forward_policy", "disable_gradient_division")
     | _under("parallelism", *(field for _, field, _ in _DIMENSIONS))
+    | _under("parallelism", "context_parallel", "context_parallel_method", "context_parallel_async")
+    | _under("parallelism", "context_parallel_order", "context_parallel_mask_type", "ulysses_degree_in_cp")
     | _under("training", "steps", "local_batch_size", "global_batch_size", "max_norm", "seed", "deterministic")
     | _under("training", "use_skip_step_on_nan", "max_consecutive_skipped_steps", "rampup_batch_size")
     | _under("optimizer", "type", "betas", "eps", "weight_decay", "weight_decay_include", "weight_decay_exclude")
@@ -64,6 +92,7 @@ _ACTED_ON = (
     | _under("train_dataset.dataloader.config", "split", "seq_length", "seed", "eod", "pad", "eod_mask_loss")
     | _under("train_dataset.dataloader.config", "reset_position_ids", "reset_attention_mask")
     | _under("train_dataset.dataloader.config", "create_attention_mask", "create_compressed_eod_mask")
+    | _under("train_dataset.dataloader.config", "eod_pad_length", "compressed_eod_mask_length")
     | _under("train_dataset.dataloader.config", "add_extra_token_to_sequence", "drop_last_partial_validation_sequence")
 )
 

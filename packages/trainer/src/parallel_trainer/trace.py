@@ -14,7 +14,7 @@ from device_mesh import abort_on_error, connect
 from parallel_config import ConfigError, ParallelPlan, TrainConfig, load
 
 from parallel_trainer.errors import UserError
-from parallel_trainer.job import prepare
+from parallel_trainer.job import degrees, prepare
 
 
 @frozen(eq=False)
@@ -48,7 +48,7 @@ def on_one_rank(config: TrainConfig) -> TrainConfig:
 def describe(plan: ParallelPlan) -> str:
     """The plan of a run in a few words."""
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
-    return f"{ranks} (dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard})"
+    return f"{ranks} ({degrees(plan)})"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from device_mesh import AxisCommunicators, Communicator, ParallelMesh
 from parallel_config.schema import Optimizer
 
+from parallel_trainer.batch import MicroBatch
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
@@ -16,6 +17,7 @@ from parallel_trainer.models import build_model
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
+from parallel_trainer.parallel.context_parallel import build_attention, cut, shards
 from parallel_trainer.parallel.fully_shard import ShardedWeights
 from parallel_trainer.step import StepResult, training_step
 
@@ -42,7 +44,9 @@ class Trainer:
         self.skipped = 0
         self.mesh = ParallelMesh(plan)
         self.groups = AxisCommunicators(self.mesh, communicator)
-        model = build_model(config.model, kernels("cpu"))
+        cpu = kernels("cpu")
+        cp_group = self.groups["cp"]
+        model = build_model(config.model, cpu, build_attention(cpu, plan, job.seq_length, cp_group))
         weights = ShardedWeights(
             (weight for unit in model.units for weight in unit.weights),
             communicators=self.groups,
@@ -59,6 +63,7 @@ class Trainer:
             eps=config.optimizer.eps,
             weight_decay=config.optimizer.weight_decay,
         )
+        self.shard = shards(plan, job.seq_length)[cp_group.rank]
         self.loader = job.loader(self.mesh.shard_index(communicator.rank))
 
     def train_step(self) -> StepResult:
@@ -66,7 +71,7 @@ class Trainer:
         training = self.job.config.training
         result = training_step(
             self.chunk,
-            self.loader.micro_batches(self.step),
+            self.micro_batches(self.step),
             loss_group=self.groups["loss"],
             optimizer=self.optimizer,
             lr=self.lr,
@@ -81,6 +86,10 @@ class Trainer:
                 f"training.max_consecutive_skipped_steps is {training.max_consecutive_skipped_steps}."
             )
         return result
+
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        """What this rank trains on in a step: its rows, and its part of their tokens."""
+        return [cut(batch, self.shard) for batch in self.loader.micro_batches(step)]
 
     @property
     def lr(self) -> float:

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from parallel_config import ConfigError, ConfigWarning
 
-from parallel_trainer.cli import data, run, verify
+from parallel_trainer.cli import data, plan, run, verify
 from parallel_trainer.errors import UserError
 
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"parallel-train {version('parallel-trainer')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, verify, data):
+    for module in (run, verify, plan, data):
         module.add_parser(commands)
     args = parser.parse_args(argv)
     with warnings.catch_warnings():

@@ -124,14 +124,10 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
 
 
 def _introduce(job: Job, trainer: Trainer) -> None:
-    plan = job.plan
     count = sum(sharded.weight.size for sharded in trainer.chunk.weights)
     print(
         f"{job.config.model.model_type}: {count:,} parameters in {job.dtype}, of which this rank holds "
-        f"{trainer.chunk.weights.values.size:,}\n"
-        f"ranks: {plan.world_size} = dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard}; a step: "
-        f"{plan.global_batch_size} samples of {job.seq_length} tokens, micro-batches of a rank: "
-        f"{plan.num_accumulation_steps}",
+        f"{trainer.chunk.weights.values.size:,}\n{job.summary}",
         flush=True,
     )
     for note in job.notes:

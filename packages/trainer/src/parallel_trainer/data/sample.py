@@ -6,19 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
+from mask_compression import causal, from_ends, from_tokens
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.data.settings import SampleSettings
+from parallel_trainer.errors import UserError
 
 
 @frozen(eq=False)
 class Sample:
-    """input_ids, labels, position_ids int32 (S,); loss_mask float32 (S,), 1 where the label counts."""
+    """input_ids, labels, position_ids int32 (S,); loss_mask float32 (S,), 1 where the label counts.
+
+    document_ends: int64 (documents,), one past the last token of each part of the sample that sees only itself.
+    """
 
     input_ids: np.ndarray
     labels: np.ndarray
     loss_mask: np.ndarray
     position_ids: np.ndarray
+    document_ends: np.ndarray
 
 
 def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
@@ -26,6 +32,8 @@ def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
 
     Labels are the tokens one place further, taken before anything is cut over ranks. A label that is `pad`
     does not count. Places that hold `pad` become 0 at the end, an id that every model has.
+
+    Raises UserError for more documents than `settings.max_documents`.
     """
     tokens = tokens.astype(np.int32)
     if settings.extra_token:
@@ -33,13 +41,20 @@ def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
     else:
         inputs, labels = tokens.copy(), np.append(tokens[1:], np.int32(settings.pad))
     ends = inputs == settings.eod
+    mask = from_tokens(inputs, settings.eod) if settings.separate_documents else causal(len(inputs))
+    if settings.max_documents is not None and len(mask.ends) > settings.max_documents:
+        raise UserError(
+            f"A sample has {len(mask.ends)} documents, and train_dataset.dataloader.config.eod_pad_length "
+            f"{settings.max_documents} has room for {settings.max_documents}: write at least {len(mask.ends)} "
+            f"(no sample has more than seq_length {settings.seq_length})."
+        )
     loss_mask = (labels != settings.pad).astype(np.float32)
     if settings.eod_mask_loss:
         loss_mask[ends] = 0
     positions = restarting_positions(ends) if settings.reset_position_ids else np.arange(len(inputs))
     inputs[inputs == settings.pad] = 0
     labels[labels == settings.pad] = 0
-    return Sample(inputs, labels, loss_mask, positions.astype(np.int32))
+    return Sample(inputs, labels, loss_mask, positions.astype(np.int32), mask.ends)
 
 
 def restarting_positions(ends: np.ndarray) -> np.ndarray:
@@ -57,4 +72,5 @@ def stack(samples: Sequence[Sample]) -> MicroBatch:
         labels=np.stack([sample.labels for sample in samples]),
         loss_mask=np.stack([sample.loss_mask for sample in samples]),
         position_ids=np.stack([sample.position_ids for sample in samples]),
+        mask=from_ends([sample.document_ends for sample in samples]),
     )

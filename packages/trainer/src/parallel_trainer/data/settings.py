@@ -16,6 +16,7 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 WHOLE = (0.0, 1.0)
 _FIELD = "train_dataset.dataloader.config."
+_EOD_PAD_LENGTH = 128
 
 
 @frozen(kw_only=True)
@@ -28,6 +29,8 @@ class SampleSettings:
     extra_token: S + 1 tokens are read, so that the last place has a label as well.
     eod_mask_loss: the prediction made at an end of a document does not count.
     reset_position_ids: positions start again after each end of a document.
+    separate_documents: a token sees no token of another document.
+    max_documents: most documents that a sample may have where they are separated; None: any number.
     keep_partial: a last sample with fewer tokens is kept and filled up with `pad`.
     """
 
@@ -38,6 +41,8 @@ class SampleSettings:
     extra_token: bool = True
     eod_mask_loss: bool = False
     reset_position_ids: bool = False
+    separate_documents: bool = False
+    max_documents: int | None = None
     keep_partial: bool = False
 
 
@@ -53,12 +58,11 @@ def sample_settings(dataloader: Any, *, split: Split = "train") -> SampleSetting
     """Settings of a `dataloader` section of a configuration. Raises UserError for what cannot be done."""
     check_loader(dataloader)
     config = dataloader.config
-    _refuse_segmented_attention(config)
     if config.seq_length is None:
         raise UserError(f"{_FIELD}seq_length is not written: give the model's seq_length")
     if not 0 <= config.seed < 2**32:
         raise UserError(f"{_FIELD}seed is {config.seed}: it must be 0 … {2**32 - 1}")
-    for switch in ("eod_mask_loss", "reset_position_ids"):
+    for switch in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_compressed_eod_mask"):
         if getattr(config, switch) and config.eod < 0:
             raise UserError(
                 f"{_FIELD}{switch} is true and eod is {config.eod}: without the id of the token that ends a "
@@ -72,6 +76,9 @@ def sample_settings(dataloader: Any, *, split: Split = "train") -> SampleSetting
         extra_token=config.add_extra_token_to_sequence,
         eod_mask_loss=config.eod_mask_loss,
         reset_position_ids=config.reset_position_ids,
+        # The dense mask that a file may ask for says the same as the compressed one, and is never built.
+        separate_documents=config.create_compressed_eod_mask or config.reset_attention_mask,
+        max_documents=_most_documents(config),
         keep_partial=split == "valid" and not config.drop_last_partial_validation_sequence,
     )
 
@@ -159,13 +166,12 @@ def parse_split(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(itertools.pairwise(bounds))
 
 
-def _refuse_segmented_attention(config: Any) -> None:
-    for switch in ("create_compressed_eod_mask", "reset_attention_mask"):
-        if getattr(config, switch):
-            raise UserError(
-                f"{_FIELD}{switch}: true is not supported yet: attention that stops at the end of a document "
-                "cannot be trained with here. Set it to false for plain causal attention"
-            )
+def _most_documents(config: Any) -> int | None:
+    """The width of `actual_seq_len`; the older spelling counts where the newer is left out."""
+    if not config.create_compressed_eod_mask:
+        return None
+    older = config.compressed_eod_mask_length
+    return older if older is not None and config.eod_pad_length == _EOD_PAD_LENGTH else config.eod_pad_length
 
 
 def _number(entry: Any) -> float | None:

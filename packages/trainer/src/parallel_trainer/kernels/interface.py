@@ -11,9 +11,11 @@ tensor itself and never a view of its memory, and returns memory of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from mask_compression import CompressedMask, Range
 from mindspore import Tensor
 
 
@@ -47,12 +49,23 @@ class Kernels(Protocol):
         Su et al., "RoFormer", 2021, in the half-split layout of Hugging Face checkpoints.
         """
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Causal attention `softmax(scale * q kᵀ) v`; returns the shape of q.
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        mask: CompressedMask,
+        *,
+        query_ranges: Sequence[Range] | None = None,
+        key_ranges: Sequence[Range] | None = None,
+    ) -> Tensor:
+        """`softmax(scale * q kᵀ) v` over what `mask` lets a token see; returns the shape of q.
 
-        q (B, S, heads, D), k and v (B, S, kv_heads, D), heads a multiple of kv_heads (else ValueError).
-        Query head h reads key/value head h // (heads // kv_heads). A token sees itself and those before it.
-        Memory grows with S, not with S².
+        q (B, Q, heads, D), k and v (B, K, kv_heads, D), heads a multiple of kv_heads (else ValueError).
+        Query head h reads key/value head h // (heads // kv_heads). The ranges say which positions of the mask's
+        sequences the Q and K tokens are, in order; None: all of them. A token that sees no key gets 0.
+        Memory grows with the number of tokens, not with its square.
         """
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ from parallel_trainer.models.config import model_config
 if TYPE_CHECKING:
     from parallel_trainer.kernels.interface import Kernels
     from parallel_trainer.models.qwen3 import Qwen3
+    from parallel_trainer.parallel.context_parallel import Attention
 
 __all__ = ["build_model"]
 
 
-def build_model(section: Any, kernels: Kernels) -> Qwen3:
-    """The model that the `model` section of a file describes.
+def build_model(section: Any, kernels: Kernels, attention: Attention | None = None) -> Qwen3:
+    """The model that the `model` section of a file describes, with the attention that a plan asks for.
 
     Raises UnsupportedModelError (a ValueError) as `model_config` does.
     """
@@ -22,4 +23,4 @@ def build_model(section: Any, kernels: Kernels) -> Qwen3:
     # Checking a file needs the configuration alone; MindSpore is imported when a model is built.
     from parallel_trainer.models.qwen3 import Qwen3
 
-    return Qwen3(config, kernels)
+    return Qwen3(config, kernels, attention)

@@ -16,6 +16,7 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.config import Qwen3Config
 from parallel_trainer.models.unit import Unit
+from parallel_trainer.parallel.context_parallel import Attention, LocalAttention
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
 
 
@@ -49,21 +50,24 @@ class RotaryTables:
 class DecoderBlock(Unit):
     """One layer, hidden states (B, S, H) to hidden states: attention and feed-forward, both residual."""
 
-    def __init__(self, layer: int, config: Qwen3Config, kernels: Kernels, rotary_tables: RotaryTables) -> None:
+    def __init__(
+        self, layer: int, config: Qwen3Config, kernels: Kernels, attention: Attention, rotary_tables: RotaryTables
+    ) -> None:
         prefix = f"model.layers.{layer}."
         super().__init__(tuple(_block_weights(config, prefix)))
         self._names = tuple(weight.name.removeprefix(prefix) for weight in self.weights)
         self._kernels = kernels
+        self._attention = attention
         self._rotary_tables = rotary_tables
         self._eps = config.rms_norm_eps
         self._head_dim = config.head_dim
 
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
         named = dict(zip(self._names, weights, strict=True))
-        x_BSH = x + self._attention(self._norm(x, named, "input_layernorm"), batch, named)
+        x_BSH = x + self._attend(self._norm(x, named, "input_layernorm"), batch, named)
         return x_BSH + self._feed_forward(self._norm(x_BSH, named, "post_attention_layernorm"), named)
 
-    def _attention(self, x_BSH: Tensor, batch: MicroBatch, named: Mapping[str, Tensor]) -> Tensor:
+    def _attend(self, x_BSH: Tensor, batch: MicroBatch, named: Mapping[str, Tensor]) -> Tensor:
         rows, tokens, _ = x_BSH.shape
         # Heads are what the weights hold, which may be a part of the model's.
         q_BSND, k_BSKD, v_BSKD = (
@@ -73,7 +77,7 @@ class DecoderBlock(Unit):
         table = self._rotary_tables[batch]
         q_BSND = self._kernels.rotary(self._norm(q_BSND, named, "self_attn.q_norm"), table)
         k_BSKD = self._kernels.rotary(self._norm(k_BSKD, named, "self_attn.k_norm"), table)
-        out_BSND = self._kernels.attention(q_BSND, k_BSKD, v_BSKD, self._head_dim**-0.5)
+        out_BSND = self._attention(q_BSND, k_BSKD, v_BSKD, scale=self._head_dim**-0.5, mask=batch.mask)
         return self._linear(out_BSND.reshape(rows, tokens, -1), named, "self_attn.o_proj")
 
     def _feed_forward(self, x_BSH: Tensor, named: Mapping[str, Tensor]) -> Tensor:
@@ -113,7 +117,10 @@ class Qwen3:
     A tied head declares the embedding's own `Weight`, so its gradient is the sum of the two uses.
     """
 
-    def __init__(self, config: Qwen3Config, kernels: Kernels) -> None:
+    def __init__(self, config: Qwen3Config, kernels: Kernels, attention: Attention | None = None) -> None:
+        """`attention`: what blocks call with the queries, keys and values of a rank's tokens; that of a rank that has
+        whole sequences if left out."""
+        attention = attention or LocalAttention(kernels)
         table_shape = (config.vocab_size, config.hidden_size)
         normal = Normal(config.initializer_range)
         table = Weight("model.embed_tokens.weight", table_shape, init=normal, tp_dim=0)
@@ -122,7 +129,10 @@ class Qwen3:
         self.config = config
         self.units: tuple[Unit, ...] = (
             Embedding(table, kernels),
-            *(DecoderBlock(layer, config, kernels, rotary_tables) for layer in range(config.num_hidden_layers)),
+            *(
+                DecoderBlock(layer, config, kernels, attention, rotary_tables)
+                for layer in range(config.num_hidden_layers)
+            ),
             Head(head, config, kernels),
         )
 

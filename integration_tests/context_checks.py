@@ -1,0 +1,149 @@
+"""Context-parallel attention on its own: results, gradients and memory of every method, on all ranks of a world.
+
+What they have to be is said in `test_context_parallel.py`; the dense attention here is what results are held against.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+from device_mesh import Communicator
+from mask_compression import CompressedMask, causal, from_lengths
+from mindspore import Tensor, ops
+from parallel_config import ParallelPlan
+from parallel_trainer.kernels import kernels
+from parallel_trainer.parallel.context_parallel import Attention, build_attention, shards
+
+HEADS, HEAD_DIM = 8, 4
+
+
+def masks(length: int) -> Iterator[tuple[str, CompressedMask]]:
+    """Two rows of what samples look like."""
+    generator = np.random.default_rng(length)
+    cuts = np.sort(generator.choice(np.arange(1, length), size=(2, length // 8)), axis=1)
+    many = [np.diff(np.unique(row), prepend=0, append=length).tolist() for row in cuts]
+    padding = [[length // 3, length - length // 3], [1] * 7 + [length - 7]]
+    yield "plain", causal(length, rows=2)
+    yield "many documents", from_lengths(many)
+    yield "one document and one of many", from_lengths([[length], many[0]])
+    yield "padding", from_lengths(padding)
+
+
+def dense(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, d_out: np.ndarray, mask: CompressedMask
+) -> tuple[np.ndarray, ...]:
+    """Output and gradients of q, k and v by the definition: all scores, all rows (B, S, heads, D)."""
+    group = q.shape[2] // k.shape[2]
+    keys, values = (np.repeat(x, group, axis=2) for x in (k, v))
+    scores = np.einsum("bqhd,bkhd->bhqk", q, keys) * HEAD_DIM**-0.5
+    scores = np.where(mask.dense(blocked=False)[:, None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    out = np.einsum("bhqk,bkhd->bqhd", weights, values)
+    d_weights = np.einsum("bqhd,bkhd->bhqk", d_out, values)
+    d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdims=True)) * HEAD_DIM**-0.5
+    dq = np.einsum("bhqk,bkhd->bqhd", d_scores, keys)
+    dk, dv = np.einsum("bhqk,bqhd->bkhd", d_scores, q), np.einsum("bhqk,bqhd->bkhd", weights, d_out)
+    rows, length = mask.rows, mask.seq_length
+    of_groups = (rows, length, k.shape[2], group, -1)
+    return out, dq, dk.reshape(of_groups).sum(3), dv.reshape(of_groups).sum(3)
+
+
+def plans(cp: int, orders: tuple[str, ...] = ("contiguous", "zigzag")) -> Iterator[tuple[str, ParallelPlan]]:
+    """Every method on a group of `cp` ranks."""
+    methods: list[tuple[str, int | None]] = [("colossal", None), ("ulysses", None)]
+    methods += [("hybrid", inner) for inner in (2, 4) if inner < cp]
+    for (method, inner), asynchronous, order in itertools.product(methods, (False, True), orders):
+        plan = ParallelPlan.from_degrees(
+            cp,
+            context_parallel=cp,
+            context_parallel_method=method,
+            ulysses_degree_in_cp=inner,
+            context_parallel_async=asynchronous,
+            context_parallel_order=order,
+        )
+        yield f"{method} {inner or cp} {'async' if asynchronous else 'sync'} {order}", plan
+
+
+def attention_everywhere(communicator: Communicator) -> dict[str, float]:
+    """For every method, the largest difference of output and gradients from dense attention, relative to the largest
+    value, by method, length, ratio of heads, text and dtype."""
+    found = {}
+    for length, group in ((64, 4), (64, 1), (64, 2), (256, 4), (1024, 4)):
+        everything = (length, group) == (64, 4)
+        generator = np.random.default_rng(group)
+        shapes = [(2, length, heads, HEAD_DIM) for heads in (HEADS, HEADS // group, HEADS // group, HEADS)]
+        arrays = [generator.standard_normal(shape) for shape in shapes]
+        for text, mask in masks(length):
+            if not everything and text != "many documents":
+                continue
+            expected = dense(*arrays, mask)
+            for name, plan in plans(communicator.size, ("contiguous", "zigzag") if everything else ("zigzag",)):
+                attention = build_attention(kernels("cpu"), plan, length, communicator)
+                shard = shards(plan, length)[communicator.rank]
+                for dtype in ("float64", "float32") if text == "many documents" else ("float64",):
+                    own = [shard.take(array).astype(dtype) for array in arrays]
+                    differences = [
+                        np.abs(part - shard.take(whole)).max() / np.abs(whole).max()
+                        for part, whole in zip(_run(attention, own, mask), expected, strict=True)
+                    ]
+                    worst = communicator.all_reduce(np.array([max(differences)]), "max")[0]
+                    found[f"{name}, {length} tokens, {group} query heads a key head, {text}, {dtype}"] = float(worst)
+    return found
+
+
+def _run(attention: Attention, arrays: list[np.ndarray], mask: CompressedMask) -> tuple[np.ndarray, ...]:
+    """Output and gradients of a rank's part."""
+    *qkv, d_out = (Tensor(np.ascontiguousarray(array)) for array in arrays)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, scale=HEAD_DIM**-0.5, mask=mask)
+
+    out = forward(*qkv).asnumpy()
+    gradients = ops.GradOperation(get_all=True, sens_param=True)(forward)(*qkv, d_out)
+    return out, *(gradient.asnumpy() for gradient in gradients)
+
+
+def ring_memory(communicator: Communicator) -> dict[str, float]:
+    """The most memory that NumPy holds while a colossal forward runs, in blocks of a rank's keys and values.
+
+    Many short documents: the scores, which are no subject here, take little.
+    """
+    length, kv_heads, size = 1024 * communicator.size, 8, 64
+    mask = from_lengths([[32] * (length // 32)])
+    found = {}
+    for name, asynchronous in (("gathered", False), ("ring", True)):
+        plan = ParallelPlan.from_degrees(
+            communicator.size, context_parallel=communicator.size, context_parallel_async=asynchronous
+        )
+        attention = build_attention(kernels("cpu"), plan, length, communicator)
+        q, k, v = (Tensor(np.ones((1, 1024, kv_heads, size), np.float32)) for _ in range(3))
+        block = 2 * k.asnumpy().nbytes
+        attention(q, k, v, scale=1.0, mask=mask)
+        tracemalloc.start()
+        attention(q, k, v, scale=1.0, mask=mask).asnumpy()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        found[name] = peak / block
+    return found
+
+
+def empty_blocks(communicator: Communicator) -> dict[str, float]:
+    """Documents that end where ranks' pieces end: every block but a rank's own holds nothing that it sees."""
+    length = 8 * communicator.size
+    mask = from_lengths([[8] * communicator.size])
+    generator = np.random.default_rng(0)
+    arrays = [generator.standard_normal((1, length, HEADS, HEAD_DIM)) for _ in range(4)]
+    expected = dense(*arrays, mask)
+    found = {}
+    for name, plan in plans(communicator.size, ("contiguous",)):
+        attention = build_attention(kernels("cpu"), plan, length, communicator)
+        shard = shards(plan, length)[communicator.rank]
+        parts = _run(attention, [shard.take(array) for array in arrays], mask)
+        found[name] = max(
+            float(np.abs(part - shard.take(whole)).max()) for part, whole in zip(parts, expected, strict=True)
+        )
+    return found

@@ -1,0 +1,55 @@
+"""`parallel-train plan`: what a file's plan means, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from parallel_config import load
+
+from parallel_trainer.balance import ORDERS, attention_work
+from parallel_trainer.errors import UserError
+from parallel_trainer.job import Job, prepare
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = commands.add_parser(
+        "plan",
+        help="show what a file's plan means for a number of ranks",
+        description="Check a YAML file and its data for a number of ranks, and show the plan; with context "
+        "parallelism, how evenly the ranks share the work of attention in the first steps. Starts no ranks.",
+    )
+    parser.add_argument("config", type=Path, help="the YAML file")
+    parser.add_argument("--world-size", type=int, required=True, help="ranks to plan for")
+    parser.add_argument("--steps", type=int, default=4, help="training steps whose samples are looked at (default: 4)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    if args.steps < 1:
+        raise UserError(f"--steps {args.steps} must be at least 1.")
+    job = prepare(load(args.config), args.world_size)
+    for note in job.notes:
+        print(f"Note: {note}", file=sys.stderr)
+    print(job.summary)
+    if job.plan.cp > 1:
+        print()
+        print("\n".join(_attention(job, min(args.steps, job.config.training.steps))))
+    return 0
+
+
+def _attention(job: Job, steps: int) -> Iterator[str]:
+    """A line for each step's attention."""
+    chosen = job.plan.context_parallel_order
+    yield "Attention: pairs of a query and a key that it sees, their share of plain causal attention, and the work of"
+    yield f"the slowest context-parallel rank over the mean, by context_parallel_order (this file: {chosen})"
+    yield f"{'step':>6}  {'pairs':>15}  {'share':>6}  " + "  ".join(f"{order:>10}" for order in ORDERS)
+    for step in range(steps):
+        work = attention_work(job, step)
+        ratios = [work.slowest_to_mean.get(order) for order in ORDERS]
+        shown = "  ".join("         -" if ratio is None else f"{ratio:10.2f}" for ratio in ratios)
+        yield f"{step + 1:6d}  {work.pairs:15,}  {work.pairs / work.causal_pairs:6.1%}  {shown}"

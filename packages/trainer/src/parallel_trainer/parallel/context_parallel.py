@@ -1,0 +1,163 @@
+"""Context parallelism: every rank holds a part of each sequence, and attention sees the whole of it.
+
+A model's blocks call an `Attention` on the queries, keys and values of the rank's own tokens. Which one decides what is
+communicated:
+
+- `LocalAttention`: nothing. The rank has all tokens.
+- `GatheredAttention` (colossal): keys and values of all ranks are gathered, queries stay.
+- `RingAttention` (colossal, asynchronous): see `ring_attention.py`.
+- `UlyssesAttention`: tokens are traded for heads before and back after another attention, which then sees more tokens
+  of fewer heads. Around `LocalAttention` this is ulysses, around one of the colossal two it is hybrid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Protocol, cast
+
+import numpy as np
+from attrs import evolve, frozen
+from device_mesh import Communicator, autograd
+from mask_compression import CompressedMask, Order, Range, SequenceShard
+from mindspore import Tensor
+from mindspore.common import _Function
+from parallel_config import ParallelPlan
+
+from parallel_trainer.batch import MicroBatch
+from parallel_trainer.kernels.interface import Kernels
+from parallel_trainer.parallel.exchange import exchange_together
+from parallel_trainer.parallel.ring_attention import RingAttention
+
+Ranges = tuple[Range, ...]
+"""Positions of a sequence, in the order in which a tensor holds them."""
+
+
+class Attention(Protocol):
+    """Softmax attention of the rank's own tokens, within what the mask lets them see of the whole sequences."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
+        """q (B, S, heads, D), k and v (B, S, kv_heads, D) of the rank's S tokens; returns the shape of q.
+
+        mask: of the B whole sequences. Collective over the context-parallel group.
+        """
+
+
+def shards(plan: ParallelPlan, seq_length: int) -> tuple[SequenceShard, ...]:
+    """What each rank of the context-parallel group holds of a sequence."""
+    order = cast(Order, plan.context_parallel_order)
+    return tuple(SequenceShard(seq_length, plan.cp, rank, order) for rank in range(plan.cp))
+
+
+def cut(batch: MicroBatch, shard: SequenceShard) -> MicroBatch:
+    """The tokens of every row that a rank holds, with their labels, which were shifted before; the mask stays whole."""
+    if shard.cp == 1:
+        return batch
+    return evolve(
+        batch,
+        input_ids=shard.take(batch.input_ids),
+        position_ids=shard.take(batch.position_ids),
+        labels=None if batch.labels is None else shard.take(batch.labels),
+        loss_mask=None if batch.loss_mask is None else shard.take(batch.loss_mask),
+        mask=batch.mask,
+    )
+
+
+def build_attention(kernels: Kernels, plan: ParallelPlan, seq_length: int, group: Communicator) -> Attention:
+    """The attention that a plan asks for. `group`: the context-parallel ranks. Collective over them."""
+    if plan.cp == 1:
+        return LocalAttention(kernels)
+    degree = plan.ulysses_degree
+    held = [shard.ranges for shard in shards(plan, seq_length)]
+    # After an exchange within `degree` consecutive ranks, each holds the tokens of all of them.
+    blocks = [tuple(chain(*held[first : first + degree])) for first in range(0, plan.cp, degree)]
+    outer = group if degree == 1 else group.split(group.rank % degree)
+    inner: Attention
+    if len(blocks) == 1:
+        inner = LocalAttention(kernels, blocks[0])
+    elif plan.context_parallel_async:
+        inner = RingAttention(outer, blocks)
+    else:
+        inner = GatheredAttention(kernels, outer, blocks)
+    if degree == 1:
+        return inner
+    return UlyssesAttention(group.split(group.rank // degree), inner, together=plan.context_parallel_async)
+
+
+@frozen(eq=False)
+class LocalAttention:
+    """Attention of a rank that has all tokens; `ranges`: in which order, None for that of the sequence."""
+
+    kernels: Kernels
+    ranges: Ranges | None = None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
+        return self.kernels.attention(q, k, v, scale, mask, query_ranges=self.ranges, key_ranges=self.ranges)
+
+
+@frozen(eq=False)
+class GatheredAttention:
+    """Keys and values of all ranks of `group` are gathered before attention, and their gradients reduced after it.
+
+    blocks: the positions that each rank of the group holds.
+    """
+
+    kernels: Kernels
+    group: Communicator
+    blocks: Sequence[Ranges]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
+        k, v = (autograd.all_gather(x, self.group, dim=1) for x in (k, v))
+        return self.kernels.attention(
+            q,
+            k,
+            v,
+            scale,
+            mask,
+            query_ranges=self.blocks[self.group.rank],
+            key_ranges=tuple(chain(*self.blocks)),
+        )
+
+
+@frozen(eq=False)
+class UlyssesAttention:
+    """Every rank of `group` gives up heads for tokens, attends with `inner`, and gets its tokens back with all heads.
+
+    Key/value heads that the group's size does not divide are copied until it does; their gradients are summed. With
+    `together` the three exchanges before attention are under way at the same time.
+    Jacobs et al., "DeepSpeed Ulysses", arXiv:2309.14509.
+    """
+
+    group: Communicator
+    inner: Attention
+    together: bool = False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
+        kv_heads = k.shape[2]
+        copies = math.lcm(kv_heads, self.group.size) // kv_heads
+        qkv = (q, *(repeat_heads(x, copies) for x in (k, v)))
+        if self.together:
+            q, k, v = exchange_together(qkv, self.group, split_dim=2, concat_dim=1)
+        else:
+            q, k, v = (autograd.all_to_all(x, self.group, split_dim=2, concat_dim=1) for x in qkv)
+        out = self.inner(q, k, v, scale=scale, mask=mask)
+        return autograd.all_to_all(out, self.group, split_dim=1, concat_dim=2)
+
+
+class _RepeatHeads(_Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, copies: int) -> Tensor:
+        ctx.copies = copies
+        return Tensor.from_numpy(np.repeat(x.asnumpy(), copies, axis=2))
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, None]:
+        rows, tokens, heads, size = d_out.shape
+        of_copies = d_out.asnumpy().reshape(rows, tokens, heads // ctx.copies, ctx.copies, size)
+        return Tensor.from_numpy(of_copies.sum(axis=3)), None
+
+
+def repeat_heads(x: Tensor, copies: int) -> Tensor:
+    """x (B, S, heads, D) with each head `copies` times in a row; the gradient of a head is the sum over its copies."""
+    return x if copies == 1 else _RepeatHeads.apply(x, copies)

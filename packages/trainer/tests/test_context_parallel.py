@@ -1,0 +1,131 @@
+"""Cutting a batch for context parallelism, and the balance of attention: what needs one process only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mask_compression import from_lengths
+from mindspore import Tensor, ops
+from parallel_config import ParallelPlan, loads
+from parallel_trainer.balance import attention_work
+from parallel_trainer.batch import MicroBatch
+from parallel_trainer.cli import main
+from parallel_trainer.data.indexed import IndexedWriter
+from parallel_trainer.data.sample import make_sample, stack
+from parallel_trainer.data.settings import SampleSettings
+from parallel_trainer.job import prepare
+from parallel_trainer.parallel.context_parallel import cut, repeat_heads, shards
+
+
+def pieces(batch: MicroBatch, **degrees: object) -> list[MicroBatch]:
+    plan = ParallelPlan.from_degrees(2, context_parallel=2, **degrees)  # type: ignore[arg-type]
+    return [cut(batch, shard) for shard in shards(plan, batch.input_ids.shape[1])]
+
+
+def test_pub_cp_03_labels_are_shifted_before_the_sequence_is_cut() -> None:
+    raw = np.array([11, 12, 13, 14, 15, 16, 17, 18, 19])
+    rank0, rank1 = pieces(stack([make_sample(raw, SampleSettings(seq_length=8, eod=14, eod_mask_loss=True))]))
+    assert rank0.input_ids.tolist() == [[11, 12, 13, 14]]
+    assert rank0.labels.tolist() == [[12, 13, 14, 15]]
+    assert rank0.loss_mask.tolist() == [[1, 1, 1, 0]]
+    assert rank1.input_ids.tolist() == [[15, 16, 17, 18]]
+    assert rank1.labels.tolist() == [[16, 17, 18, 19]]
+    assert rank1.loss_mask.tolist() == [[1, 1, 1, 1]]
+    assert rank0.valid_tokens() + rank1.valid_tokens() == 7
+
+
+def test_pub_cp_02_a_document_that_crosses_the_cut_keeps_its_positions_and_its_keys() -> None:
+    tokens = np.full(17, 9)
+    tokens[[4, 11, 15]] = 0
+    settings = SampleSettings(seq_length=16, eod=0, reset_position_ids=True, separate_documents=True)
+    rank0, rank1 = pieces(stack([make_sample(tokens, settings)]))
+    assert rank0.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
+    assert rank1.position_ids.tolist() == [[3, 4, 5, 6, 0, 1, 2, 3]]
+    # The mask stays that of the whole row, so no boundary is counted from a rank's own first token.
+    assert rank0.mask == rank1.mask == from_lengths([[5, 7, 4]])
+
+
+def test_zigzag_gives_each_rank_an_early_and_a_late_piece() -> None:
+    ids = np.arange(16).reshape(2, 8)
+    rank0, rank1 = pieces(MicroBatch(ids, ids), context_parallel_order="zigzag")
+    assert rank0.input_ids.tolist() == [[0, 1, 6, 7], [8, 9, 14, 15]]
+    assert rank1.input_ids.tolist() == [[2, 3, 4, 5], [10, 11, 12, 13]]
+
+
+def test_copied_heads_sum_their_gradients() -> None:
+    x = Tensor(np.arange(4.0).reshape(1, 1, 2, 2))
+    repeated = repeat_heads(x, 3)
+    assert repeated.asnumpy().tolist() == [[[[0, 1]] * 3 + [[2, 3]] * 3]]
+    weights = np.arange(12.0).reshape(1, 1, 6, 2)
+    gradient = ops.GradOperation(sens_param=True)(lambda x: repeat_heads(x, 3))(x, Tensor(weights))
+    assert gradient.asnumpy().tolist() == [[[[0 + 2 + 4, 1 + 3 + 5], [6 + 8 + 10, 7 + 9 + 11]]]]
+
+
+CONFIG = """
+parallelism: {{context_parallel: {cp}}}
+training: {{steps: 2, global_batch_size: 2, local_batch_size: 1}}
+model:
+  model_type: qwen3
+  architectures: Qwen3ForCausalLM
+  vocab_size: 64
+  seq_length: 16
+  hidden_size: 16
+  intermediate_size: 32
+  num_hidden_layers: 1
+  num_attention_heads: 4
+  num_key_value_heads: 2
+lr_scheduler: {{type: ConstantWarmUpLR, learning_rate: 1.0e-3, warmup_steps: 0}}
+train_dataset:
+  dataloader:
+    type: BlendedMegatronDatasetDataLoader
+    datasets_type: GPTDataset
+    sizes: [4, 0, 0]
+    config:
+      data_path: ["{corpus}"]
+      split: "1, 0, 0"
+      seq_length: 16
+      eod: 0
+      create_attention_mask: false
+      create_compressed_eod_mask: true
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """Documents of eight tokens: two in every sample."""
+    with IndexedWriter(tmp_path / "eights", vocab_size=64) as writer:
+        for _ in range(20):
+            writer.add_document(np.array([7] * 7 + [0]))
+    return str(tmp_path / "eights")
+
+
+def test_balance_counts_what_each_rank_sees(corpus: str) -> None:
+    """Two documents of 8 in 16 tokens: pieces of 4 have 10 pairs at a document's start and 26 at its end."""
+    work = attention_work(prepare(loads(CONFIG.format(cp=4, corpus=corpus)), 4), step=0)
+    assert (work.pairs, work.causal_pairs) == (2 * 2 * 36, 2 * 136)
+    assert work.slowest_to_mean["contiguous"] == pytest.approx(26 / 18)
+    # Zigzag pieces of two tokens see 3, 7, 11, 15, 3, 7, 11, 15 pairs; rank r has the r-th from both ends.
+    assert work.slowest_to_mean["zigzag"] == pytest.approx((3 + 15) / 18)
+
+
+def test_plan_shows_the_balance_of_each_step(corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG.format(cp=4, corpus=corpus), encoding="utf-8")
+    assert main(["plan", str(path), "--world-size", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "ranks: 4 = dp_replicate 1 x dp_shard 1 x cp 4 (colossal, contiguous); a step: 2 samples of 16 tokens, "
+        "micro-batches of a rank: 2"
+    )
+    assert [line.split() for line in lines[-2:]] == [[str(step), "144", "52.9%", "1.44", "1.00"] for step in (1, 2)]
+
+
+def test_plan_refuses_what_cannot_be_planned(corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG.format(cp=4, corpus=corpus), encoding="utf-8")
+    assert main(["plan", str(path), "--world-size", "6"]) == 2
+    assert "6" in capsys.readouterr().err
+    assert main(["plan", str(path), "--world-size", "4", "--steps", "0"]) == 2
+    assert "--steps 0 must be at least 1" in capsys.readouterr().err
