@@ -12,6 +12,7 @@ from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.connect import Backend, connect
 from device_mesh.debug import CommunicatorMismatch
 from device_mesh.mesh import Degrees, ParallelMesh
+from device_mesh.traffic import Traffic
 
 __all__ = [
     "Array",
@@ -23,6 +24,7 @@ __all__ = [
     "ParallelMesh",
     "ReduceOp",
     "Request",
+    "Traffic",
     "abort_on_error",
     "connect",
 ]

@@ -6,6 +6,7 @@ from attrs import define, field
 
 from device_mesh.communicator import Communicator
 from device_mesh.mesh import Axis, ParallelMesh
+from device_mesh.traffic import Traffic
 
 
 @define(eq=False)
@@ -18,6 +19,7 @@ class AxisCommunicators:
     Args:
         mesh: the mesh.
         communicator: all ranks of the mesh, as `connect` returns them.
+        traffic: writes down every call under the axis name that it was made by; nothing is counted if left out.
 
     Raises:
         ValueError: the communicator's size is not the mesh's world size.
@@ -25,6 +27,7 @@ class AxisCommunicators:
 
     mesh: ParallelMesh
     communicator: Communicator = field(repr=False)
+    traffic: Traffic | None = field(default=None, repr=False)
     _made: dict[Axis, Communicator] = field(factory=dict, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -43,4 +46,5 @@ class AxisCommunicators:
             # Members may ask for one group by different names; they meet under the first name of its axis.
             tag = next(number for number, name in enumerate(self.mesh.axes) if self.mesh.axis(name) == key)
             self._made[key] = self.communicator.subgroup(group, tag=tag)
-        return self._made[key]
+        made = self._made[key]
+        return made if self.traffic is None else self.traffic.count(made, axis)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from device_mesh import Communicator
+from device_mesh import Communicator, Traffic
 from rank_support import (
     DTYPES,
     LAYOUTS,
@@ -50,6 +50,39 @@ def any_layout(comm: Communicator, layout: str, shape: tuple[int, ...]) -> None:
     check_equal(comm.reduce_scatter(own), tall.sum(axis=0)[rows], "float64", exact=False)
     check_equal(comm.all_to_all(own), np.concatenate(list(tall[:, rows])), "float64")
     check_equal(comm.broadcast(x, comm.size - 1), stacked[-1], "float64")
+
+
+@case(modes=("plain",))
+def traffic_is_counted_and_changes_nothing(comm: Communicator) -> None:
+    n, traffic = comm.size, Traffic()
+    counted = traffic.count(comm, "all")
+    rows = list(range(1, n + 1))
+    x = np.ones((n, 4))
+    check_equal(counted.all_reduce(x), np.full((n, 4), n), "float64", exact=False)
+    counted.all_gather(np.ones((rows[comm.rank], 2)), sizes=rows)
+    counted.iall_gather(np.ones(3), out=np.empty(3 * n)).wait()
+    counted.reduce_scatter(np.ones(sum(rows)), sizes=rows)
+    counted.all_to_all(x)
+    counted.all_to_all(np.ones(sum(rows)), send_sizes=rows, receive_sizes=[rows[comm.rank]] * n)
+    counted.broadcast(x, 0)
+    own = rows[comm.rank]
+    expected = [
+        round(2 * 32 * (n - 1)),
+        16 * (sum(rows) - own),
+        24 * (n - 1),
+        8 * own * (n - 1),
+        32 * (n - 1),
+        8 * own * (n - 1),
+        0 if comm.rank == 0 else 32 * n,
+    ]
+    assert [call.received_bytes for call in traffic.calls] == expected
+    if n > 1:
+        before, after = (comm.rank - 1) % n, (comm.rank + 1) % n
+        request = counted.isend(x, after)
+        counted.recv(np.empty_like(x), before)
+        request.wait()
+        assert [(call.operation, call.received_bytes) for call in traffic.calls[-2:]] == [("send", 0), ("recv", 32 * n)]
+    assert {call.group for call in traffic.calls} == {"all"}
 
 
 @case(DTYPES, modes=WITH_EACH_WAIT)

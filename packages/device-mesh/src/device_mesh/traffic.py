@@ -1,0 +1,165 @@
+"""Counting what a rank receives: a communicator that writes down every call.
+
+Bytes are those that must come to the rank from others, at least: of an all-gather all pieces but its own; of a
+reduce-scatter its own piece from each other rank; of an all-reduce those two, with equal pieces; of an all-to-all all
+pieces but its own; of a broadcast the array, except on the root. Counting changes nothing that is sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from attrs import define, field, frozen
+
+from device_mesh.communicator import Array, Communicator, ReduceOp, Request
+
+
+@frozen
+class Call:
+    """One call: on which group (a name, such as a mesh axis), which operation, during what, and bytes received."""
+
+    group: str
+    operation: str
+    during: str
+    received_bytes: int
+
+
+@define(eq=False)
+class Traffic:
+    """What this rank's counted communicators did.
+
+    >>> import numpy as np
+    >>> from device_mesh import Traffic, connect
+    >>> traffic = Traffic()
+    >>> counted = traffic.count(connect("single"), "world")
+    >>> with traffic.during("a step"):
+    ...     total = counted.all_reduce(np.ones(4))
+    >>> traffic.calls
+    [Call(group='world', operation='all_reduce', during='a step', received_bytes=0)]
+    """
+
+    calls: list[Call] = field(factory=list)
+    _during: list[str] = field(factory=list)
+
+    def count(self, communicator: Communicator, group: str) -> CountingCommunicator:
+        """The same communicator, whose calls are written down under the name `group`."""
+        return CountingCommunicator(communicator, group, self)
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Calls made inside are written down with `what`; the innermost counts."""
+        self._during.append(what)
+        try:
+            yield
+        finally:
+            self._during.pop()
+
+    def received_bytes(self, key: Callable[[Call], str] = lambda call: call.group) -> Counter[str]:
+        """Sums of bytes by a property of the calls, the group if left out."""
+        sums: Counter[str] = Counter()
+        for call in self.calls:
+            sums[key(call)] += call.received_bytes
+        return sums
+
+    def _write(self, group: str, operation: str, received: float) -> None:
+        self.calls.append(Call(group, operation, self._during[-1] if self._during else "", round(received)))
+
+
+@frozen(eq=False)
+class CountingCommunicator:
+    """A communicator whose calls a `Traffic` writes down. Made by `Traffic.count`; groups split off are counted too."""
+
+    _inner: Communicator
+    _name: str
+    _traffic: Traffic
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._inner.ranks
+
+    def all_reduce(self, x: Array, op: ReduceOp = "sum", *, out: Array | None = None) -> Array:
+        self._write("all_reduce", 2 * x.nbytes * (self.size - 1) / self.size)
+        return self._inner.all_reduce(x, op, out=out)
+
+    def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
+        result = self._inner.all_gather(x, sizes=sizes, out=out)
+        self._write("all_gather", result.nbytes - x.nbytes)
+        return result
+
+    def iall_gather(self, x: Array, *, out: Array) -> Request:
+        self._write("all_gather", out.nbytes - x.nbytes)
+        return self._inner.iall_gather(x, out=out)
+
+    def reduce_scatter(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
+        *,
+        sizes: Sequence[int] | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        result = self._inner.reduce_scatter(x, op, sizes=sizes, out=out)
+        self._write("reduce_scatter", result.nbytes * (self.size - 1))
+        return result
+
+    def all_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        result = self._inner.all_to_all(x, send_sizes=send_sizes, receive_sizes=receive_sizes, out=out)
+        if receive_sizes is None:
+            own = result.nbytes / self.size
+        else:
+            own = receive_sizes[self.rank] * (result.nbytes / len(result) if len(result) else 0)
+        self._write("all_to_all", result.nbytes - own)
+        return result
+
+    def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
+        self._write("broadcast", 0 if self.rank == root else x.nbytes)
+        return self._inner.broadcast(x, root, out=out)
+
+    def send(self, x: Array, destination: int, *, tag: int = 0) -> None:
+        self._write("send", 0)
+        self._inner.send(x, destination, tag=tag)
+
+    def recv(self, out: Array, source: int, *, tag: int = 0) -> Array:
+        self._write("recv", out.nbytes)
+        return self._inner.recv(out, source, tag=tag)
+
+    def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
+        self._write("send", 0)
+        return self._inner.isend(x, destination, tag=tag)
+
+    def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
+        self._write("recv", out.nbytes)
+        return self._inner.irecv(out, source, tag=tag)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def split(self, color: int, *, key: int | None = None) -> Communicator:
+        return self._traffic.count(self._inner.split(color, key=key), self._name)
+
+    def subgroup(self, ranks: Sequence[int], *, tag: int = 0) -> Communicator:
+        return self._traffic.count(self._inner.subgroup(ranks, tag=tag), self._name)
+
+    def abort(self, exit_code: int) -> NoReturn:
+        self._inner.abort(exit_code)
+
+    def _write(self, operation: str, received: float) -> None:
+        self._traffic._write(self._name, operation, received)
