@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -25,6 +27,8 @@ parallelism:
   context_parallel_async: {asynchronous}
   context_parallel_order: {order}
   ulysses_degree_in_cp: {ulysses}
+  tensor_parallel: {tp}
+  enable_loss_parallel: {loss_parallel}
 training:
   steps: {steps}
   global_batch_size: {global_batch}
@@ -38,7 +42,8 @@ model:
   seq_length: {seq}
   max_position_embeddings: {seq}
   hidden_size: 20
-  intermediate_size: 28
+  intermediate_size: 24
+  attention_bias: {bias}
   num_hidden_layers: 2
   num_attention_heads: 8
   num_key_value_heads: {kv_heads}
@@ -86,10 +91,12 @@ class Model:
     tied: bool = False
     kv_heads: int = 2
     text: str = "plain"
+    bias: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.dtype}-{'tied' if self.tied else 'untied'}-kv{self.kv_heads}-{self.text}"
+        bias = "-bias" if self.bias else ""
+        return f"{self.dtype}-{'tied' if self.tied else 'untied'}-kv{self.kv_heads}{bias}-{self.text}"
 
 
 @frozen
@@ -99,10 +106,12 @@ class Case:
     dp_replicate: int = 1
     dp_shard: int = 1
     cp: int = 1
+    tp: int = 1
     method: str = "colossal"
     ulysses: int | None = None
     asynchronous: bool = False
     order: str = "contiguous"
+    loss_parallel: bool = False
     reduction: str = "sum"
     reshard: str = "default"
     accumulation: int = 1
@@ -110,23 +119,25 @@ class Case:
 
     @property
     def world(self) -> int:
-        return self.dp_replicate * self.dp_shard * self.cp
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def dimensions(self) -> str:
         """Which kind of plan this is, for the tables."""
-        return "FSDP, HSDP" if self.cp == 1 else f"{self.method} context parallel x FSDP, HSDP"
+        context = [f"{self.method} context parallel"] if self.cp > 1 else []
+        return " x ".join([*(["tensor parallel"] if self.tp > 1 else []), *context, "FSDP, HSDP"])
 
     @property
     def degrees(self) -> str:
         """The plan's degrees as the tables show them."""
-        names = ("dp_replicate", "dp_shard", "cp")
+        names = ("dp_replicate", "dp_shard", "cp", "tp")
         shown = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
         return " x ".join(shown) or "one rank"
 
     @property
     def name(self) -> str:
-        parts = [f"{self.dp_replicate}x{self.dp_shard}x{self.cp}"]
+        parts = [f"{self.dp_replicate}x{self.dp_shard}x{self.cp}x{self.tp}"]
+        parts += ["lossparallel"] if self.loss_parallel else []
         if self.cp > 1:
             parts += [self.method + (str(self.ulysses) if self.method == "hybrid" else ""), self.order]
             parts += ["async"] if self.asynchronous else []
@@ -147,11 +158,14 @@ class Case:
             ulysses="null" if self.ulysses is None else self.ulysses,
             steps=STEPS,
             global_batch=GLOBAL_BATCH,
-            local_batch=GLOBAL_BATCH * self.cp // (self.world * self.accumulation),
+            tp=self.tp,
+            loss_parallel=_flag(self.loss_parallel),
+            local_batch=GLOBAL_BATCH // (self.dp_replicate * self.dp_shard * self.accumulation),
             vocab=VOCAB_SIZE,
             seq=SEQ_LENGTH,
             kv_heads=self.model.kv_heads,
             tied=_flag(self.model.tied),
+            bias=_flag(self.model.bias),
             dtype=self.model.dtype,
             causal=_flag(not compressed),
             samples=STEPS * GLOBAL_BATCH,
@@ -183,32 +197,91 @@ def _data_parallel() -> Iterator[Case]:
             yield evolve(case, accumulation=accumulation, model=Model(dtype="float32"))
 
 
+class Draw:
+    """Values in a random order that is the same in every run, each equally often: choices that must not go in step."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self._decks: dict[Any, list[Any]] = {}
+
+    def __call__(self, name: object, *values: Any) -> Any:
+        """The next value of the deck `name`."""
+        if not self._decks.get(name):
+            self._decks[name] = self._random.sample(values, len(values))
+        return self._decks[name].pop()
+
+
 def _context_parallel() -> Iterator[Case]:
-    """Every method, asynchronous or not, on every split of the ranks; texts, orders and other choices in turn."""
-    turn = itertools.count()
+    """Every method, asynchronous or not, on every split of the ranks; the other choices are drawn."""
+    draw = Draw(1)
     for world in WORLDS:
         for cp in (size for size in (2, 4, 8) if world % size == 0):
             replicas = {(world // cp, 1), (1, world // cp)}
             hybrids = [("hybrid", inner) for inner in (2, 4) if inner < cp]
             methods = [("colossal", None), ("ulysses", None), *hybrids]
             for split, (method, inner), asynchronous in itertools.product(sorted(replicas), methods, (False, True)):
-                case = Case(*split, cp, method, inner, asynchronous)
-                for order in ("contiguous", "zigzag"):
-                    number = next(turn)
-                    if world == 8 and (number // 2 % 2 == 0) == (order == "zigzag"):
-                        continue  # eight ranks share two cores: there orders take turns
-                    model = Model(text=TEXTS[number % 4], kv_heads=(2, 4, 8)[number % 3], tied=number % 5 == 0)
+                case = Case(*split, cp, method=method, ulysses=inner, asynchronous=asynchronous)
+                # Eight ranks share two cores: they run fewer.
+                for _ in range(1 if world == 8 else 2):
+                    text = draw((world, asynchronous, "text"), *TEXTS)
+                    order = draw((world, text, "order"), "contiguous", "zigzag")
                     yield evolve(
                         case,
                         order=order,
-                        reduction=("sum", "mean")[number // 2 % 2],
-                        reshard=("default", "never")[number // 3 % 2],
-                        accumulation=(1, 3)[number // 4 % 2],
-                        model=model,
+                        reduction=draw((world, order, "reduction"), "sum", "mean"),
+                        reshard=draw("reshard", "default", "never"),
+                        accumulation=draw("accumulation", 1, 3),
+                        model=Model(
+                            text=text,
+                            kv_heads=draw("kv_heads", 2, 4, 8),
+                            tied=draw("tied", False, False, True),
+                        ),
                     )
                 if split[0] == 1:
                     yield evolve(case, model=Model(dtype="float32", text="packed"))
 
 
-CASES = (*_data_parallel(), *_context_parallel())
+def _tensor_parallel() -> Iterator[Case]:
+    """Every degree and both kinds of logits on every split of the ranks, then crossed with context parallelism."""
+    draw = Draw(2)
+    for world in WORLDS:
+        for tp in (size for size in (2, 4, 8) if world % size == 0):
+            replicas = {(world // tp, 1), (1, world // tp)}
+            for split, loss_parallel in itertools.product(sorted(replicas), (False, True)):
+                # Two key/value heads and eight ranks: four hold the same one.
+                for _ in range(1 if world == 8 else 2):
+                    yield Case(
+                        *split,
+                        tp=tp,
+                        loss_parallel=loss_parallel,
+                        reduction=draw("reduction", "sum", "mean"),
+                        reshard=draw("reshard", "default", "never"),
+                        accumulation=draw("accumulation", 1, 3),
+                        model=Model(
+                            tied=draw((tp, "tied"), False, True),
+                            kv_heads=draw((tp, "kv_heads"), 2, 4, 8),
+                            bias=draw("bias", False, False, True),
+                        ),
+                    )
+                if split[0] == 1:
+                    yield Case(*split, tp=tp, loss_parallel=loss_parallel, model=Model(dtype="float32"))
+    for cp, tp, split in ((2, 2, (1, 1)), (2, 2, (1, 2)), (2, 2, (2, 1)), (4, 2, (1, 1)), (2, 4, (1, 1))):
+        hybrid = [("hybrid", 2)] if cp == 4 else []
+        for (method, inner), asynchronous in itertools.product(
+            [("colossal", None), ("ulysses", None), *hybrid], (False, True)
+        ):
+            yield Case(
+                *split,
+                cp,
+                tp,
+                method,
+                inner,
+                asynchronous,
+                order=draw("order", "contiguous", "zigzag"),
+                loss_parallel=draw("loss_parallel", False, True),
+                model=Model(text=draw("text", *TEXTS), kv_heads=2, tied=draw("tied", False, True)),
+            )
+
+
+CASES = tuple(dict.fromkeys((*_data_parallel(), *_context_parallel(), *_tensor_parallel())))
 BASELINES = tuple({case.model: None for case in CASES})

@@ -47,6 +47,7 @@ def hsdp(communicator: Communicator, dp_shard: int) -> dict[str, Communicator]:
     return {
         "fsdp": communicator.split(communicator.rank // dp_shard),
         "dp_replicate": communicator.split(communicator.rank % dp_shard),
+        "tp": connect("single"),
     }
 
 
@@ -66,7 +67,15 @@ def scalar_step(
         average=average,
     )
     chunk = Chunk([Scalar()], weights, reshard_after_forward=True)
-    result = training_step(chunk, parts, loss_group=communicator, optimizer=AdamW(weights.values), lr=0.0, max_norm=0.0)
+    result = training_step(
+        chunk,
+        parts,
+        world=communicator,
+        loss_group=communicator,
+        optimizer=AdamW(weights.values),
+        lr=0.0,
+        max_norm=0.0,
+    )
     held = groups["fsdp"].all_gather(weights.gradients, sizes=weights["w"].sizes)
     return result, float(held[0])
 
@@ -107,18 +116,17 @@ def sum_or_average(communicator: Communicator) -> dict[str, float]:
 
 def gradient_norms(communicator: Communicator) -> dict[str, float]:
     """PUB-NORM-01: sharded, replicated, expert and HSDP gradients."""
-    rank, alone = communicator.rank, connect("single")
+    rank = communicator.rank
     sharded = np.array([[1, 2], [2, 4], [4, 4], [6, 0]][rank], np.float64)
     replicated = np.array([2, 1, 1, 1], np.float64)
-    norm = global_norm([(sharded, communicator), (replicated, alone)])
+    norm = global_norm([(sharded, 1), (replicated, 4)], communicator)
     experts = np.array([[[2, 4], [4, 0]], [[4, 4], [4, 4]]][rank % 2], np.float64)
-    pair = communicator.split(rank // 2)
     replica = np.array([3.0, 4.0][rank % 2])
     return {
         "a": norm,
         "a_coefficient": clip_coefficient(norm, 5.0),
-        "b": global_norm([(experts, pair)]),
-        "c": global_norm([(replica, pair)]),
+        "b": global_norm([(experts, 2)], communicator),
+        "c": global_norm([(replica, 2)], communicator),
         "spread": float(communicator.all_reduce(np.array([norm]), "max")[0] - norm),
     }
 
@@ -143,7 +151,7 @@ def uneven_shards(communicator: Communicator) -> dict[str, Any]:
         "gathered": gathered,
         "elements_by_rank": [int(n) for n in communicator.all_gather(np.array([odd.values.size]))],
         "gradient": communicator.all_gather(weights.gradients, sizes=odd.sizes).tolist(),
-        "norm": global_norm([(weights.gradients, communicator)]),
+        "norm": global_norm([(weights.gradients, 1)], communicator),
         "freed_bytes": odd.tensor.untyped_storage().size(),
     }
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 from device_mesh import Communicator
 from mask_compression import CompressedMask, causal, from_lengths
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 from parallel_config import ParallelPlan
 from parallel_trainer.kernels import kernels
-from parallel_trainer.parallel.context_parallel import Attention, build_attention, shards
+from parallel_trainer.parallel.context_parallel import Attention, build_attention
+from parallel_trainer.parallel.sequence import shards
 
 HEADS, HEAD_DIM = 8, 4
 
@@ -52,7 +53,7 @@ def dense(
     return out, dq, dk.reshape(of_groups).sum(3), dv.reshape(of_groups).sum(3)
 
 
-def plans(cp: int, orders: tuple[str, ...] = ("contiguous", "zigzag")) -> Iterator[tuple[str, ParallelPlan]]:
+def plans(cp: int, orders: tuple[str, ...]) -> Iterator[tuple[str, ParallelPlan]]:
     """Every method on a group of `cp` ranks."""
     methods: list[tuple[str, int | None]] = [("colossal", None), ("ulysses", None)]
     methods += [("hybrid", inner) for inner in (2, 4) if inner < cp]
@@ -68,30 +69,44 @@ def plans(cp: int, orders: tuple[str, ...] = ("contiguous", "zigzag")) -> Iterat
         yield f"{method} {inner or cp} {'async' if asynchronous else 'sync'} {order}", plan
 
 
+BOTH = ("contiguous", "zigzag")
+SETTINGS = (
+    (64, 4, "plain", BOTH, ("float64",)),
+    (64, 4, "many documents", BOTH, ("float64", "float32")),
+    (64, 4, "one document and one of many", BOTH, ("float64",)),
+    (64, 4, "padding", BOTH, ("float64",)),
+    (64, 1, "plain", BOTH[:1], ("float64", "float32")),
+    (64, 2, "padding", BOTH[1:], ("float64", "float32")),
+    (256, 1, "many documents", BOTH[:1], ("float64",)),
+    (256, 2, "one document and one of many", BOTH[1:], ("float64", "float32")),
+    (256, 4, "padding", BOTH[:1], ("float64",)),
+    (1024, 2, "many documents", BOTH[1:], ("float64",)),
+    (1024, 4, "plain", BOTH[:1], ("float32",)),
+)
+"""Tokens, query heads for each key/value head, text, orders and dtypes."""
+
+
 def attention_everywhere(communicator: Communicator) -> dict[str, float]:
-    """For every method, the largest difference of output and gradients from dense attention, relative to the largest
-    value, by method, length, ratio of heads, text and dtype."""
+    """For every method and each of `SETTINGS` the largest difference of output and gradients from dense attention,
+    relative to the largest value."""
     found = {}
-    for length, group in ((64, 4), (64, 1), (64, 2), (256, 4), (1024, 4)):
-        everything = (length, group) == (64, 4)
+    for length, group, text, orders, dtypes in SETTINGS:
+        mask = dict(masks(length))[text]
         generator = np.random.default_rng(group)
         shapes = [(2, length, heads, HEAD_DIM) for heads in (HEADS, HEADS // group, HEADS // group, HEADS)]
         arrays = [generator.standard_normal(shape) for shape in shapes]
-        for text, mask in masks(length):
-            if not everything and text != "many documents":
-                continue
-            expected = dense(*arrays, mask)
-            for name, plan in plans(communicator.size, ("contiguous", "zigzag") if everything else ("zigzag",)):
-                attention = build_attention(kernels("cpu"), plan, length, communicator)
-                shard = shards(plan, length)[communicator.rank]
-                for dtype in ("float64", "float32") if text == "many documents" else ("float64",):
-                    own = [shard.take(array).astype(dtype) for array in arrays]
-                    differences = [
-                        np.abs(part - shard.take(whole)).max() / np.abs(whole).max()
-                        for part, whole in zip(_run(attention, own, mask), expected, strict=True)
-                    ]
-                    worst = communicator.all_reduce(np.array([max(differences)]), "max")[0]
-                    found[f"{name}, {length} tokens, {group} query heads a key head, {text}, {dtype}"] = float(worst)
+        expected = dense(*arrays, mask)
+        for name, plan in plans(communicator.size, orders):
+            attention = build_attention(kernels("cpu"), plan, length, communicator)
+            shard = shards(plan, length)[communicator.rank]
+            for dtype in dtypes:
+                own = [shard.take(array).astype(dtype) for array in arrays]
+                differences = [
+                    np.abs(part - shard.take(whole)).max() / np.abs(whole).max()
+                    for part, whole in zip(_run(attention, own, mask), expected, strict=True)
+                ]
+                worst = communicator.all_reduce(np.array([max(differences)]), "max")[0]
+                found[f"{name}, {length} tokens, {group} query heads a key head, {text}, {dtype}"] = float(worst)
     return found
 
 
@@ -107,28 +122,49 @@ def _run(attention: Attention, arrays: list[np.ndarray], mask: CompressedMask) -
     return out, *(gradient.asnumpy() for gradient in gradients)
 
 
-def ring_memory(communicator: Communicator) -> dict[str, float]:
-    """The most memory that NumPy holds while a colossal forward runs, in blocks of a rank's keys and values.
+def ring_memory(communicator: Communicator) -> dict[str, list[float]]:
+    """The most memory that NumPy takes during a colossal forward and then a backward, in blocks of a rank's keys and
+    values, by transport.
 
     Many short documents: the scores, which are no subject here, take little.
     """
-    length, kv_heads, size = 1024 * communicator.size, 8, 64
+    length, kv_heads, size = 512 * communicator.size, 8, 64
     mask = from_lengths([[32] * (length // 32)])
     found = {}
     for name, asynchronous in (("gathered", False), ("ring", True)):
         plan = ParallelPlan.from_degrees(
             communicator.size, context_parallel=communicator.size, context_parallel_async=asynchronous
         )
-        attention = build_attention(kernels("cpu"), plan, length, communicator)
-        q, k, v = (Tensor(np.ones((1, 1024, kv_heads, size), np.float32)) for _ in range(3))
-        block = 2 * k.asnumpy().nbytes
-        attention(q, k, v, scale=1.0, mask=mask)
-        tracemalloc.start()
-        attention(q, k, v, scale=1.0, mask=mask).asnumpy()
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        found[name] = peak / block
+        found[name] = _peaks(build_attention(kernels("cpu"), plan, length, communicator), mask, kv_heads, size)
     return found
+
+
+class AttentionCell(nn.Cell):
+    """An attention alone in a cell, whose forward keeps what its backward needs."""
+
+    def __init__(self, attention: Attention, mask: CompressedMask) -> None:
+        super().__init__()
+        self._attention, self._mask = attention, mask
+        self.set_grad(True)
+
+    def construct(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._attention(q, k, v, scale=1.0, mask=self._mask)
+
+
+def _peaks(attention: Attention, mask: CompressedMask, kv_heads: int, size: int) -> list[float]:
+    cell = AttentionCell(attention, mask)
+    backward = ops.GradOperation(get_all=True, sens_param=True)(cell)
+    q, k, v = (Tensor(np.ones((1, 512, kv_heads, size), np.float32)) for _ in range(3))
+    block = 2 * k.asnumpy().nbytes
+    tracemalloc.start()
+    out = cell(q, k, v).asnumpy()
+    kept, forward = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    for gradient in backward(q, k, v, Tensor(out)):
+        gradient.asnumpy()
+    peak = tracemalloc.get_traced_memory()[1] - kept
+    tracemalloc.stop()
+    return [forward / block, peak / block]
 
 
 def empty_blocks(communicator: Communicator) -> dict[str, float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cases import Case, Model
+from cases import STEPS, Case, Model
 
 BIN = Path(sys.executable).parent
 RANK = [sys.executable, "-m", "parallel_trainer"]
@@ -61,12 +61,12 @@ def test_run_starts_ranks_and_leaves_metrics_events_and_a_curve(config: Path, tm
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "output").iterdir()
     steps = metrics(folder)
-    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     assert {"loss", "lr", "grad_norm", "tokens_per_second", "seconds", "consumed_samples"} <= set(steps[0])
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert (folder / "loss_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
-    assert done.stdout.count("step 1/5") == 1
+    assert done.stdout.count(f"step 1/{STEPS}") == 1
     # The same file, started by the user's own mpiexec: the command joins the ranks it is among.
     joined = call(
         "run",
@@ -80,7 +80,7 @@ def test_run_starts_ranks_and_leaves_metrics_events_and_a_curve(config: Path, tm
     assert [step["loss"] for step in metrics(tmp_path / "joined")] == [step["loss"] for step in steps]
     # A folder with the metrics of one run is not written over by another.
     refused(call("run", config, "--nproc", "2", "--output", "joined", cwd=tmp_path), "joined", "another run")
-    assert len(metrics(tmp_path / "joined")) == 5
+    assert len(metrics(tmp_path / "joined")) == STEPS
 
 
 def test_bfloat16_computes_in_float32_and_says_so_once(config: Path, tmp_path: Path) -> None:
@@ -214,16 +214,23 @@ def test_bad_file_is_refused_before_any_rank_starts(config: Path, tmp_path: Path
     assert not (tmp_path / "output").exists()
 
 
-@pytest.mark.parametrize(
-    ("field", "extra"), [("tensor_parallel", ""), ("context_parallel", ""), ("pipeline_parallel", "auto")]
-)
-def test_dimension_that_cannot_run_yet_is_one_sentence(config: Path, tmp_path: Path, field: str, extra: str) -> None:
-    text = config.read_text(encoding="utf-8").replace("data_parallel_shard: 2", f"{field}: 2")
-    if extra:
-        text = text.replace("parallelism:", f"parallelism:\n  pipeline_parallel_layers_per_stage: {extra}")
-    text = text.replace("model:", "model:\n  use_attn_mask_compression: true", 1)
+def test_dimension_that_cannot_run_yet_is_one_sentence(config: Path, tmp_path: Path) -> None:
+    text = config.read_text(encoding="utf-8").replace(
+        "data_parallel_shard: 2", "pipeline_parallel: 2\n  pipeline_parallel_layers_per_stage: auto"
+    )
     config.write_text(text, encoding="utf-8")
-    refused(call("run", config, "--nproc", "2", cwd=tmp_path), f"parallelism.{field} is 2", "cannot run yet")
+    message = "parallelism.pipeline_parallel is 2"
+    refused(call("run", config, "--nproc", "2", cwd=tmp_path), message, "cannot run yet")
+
+
+def test_verify_covers_context_parallelism_on_packed_text(corpora: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "packed.yaml"
+    case = Case(cp=2, asynchronous=True, order="zigzag", model=Model(text="packed"))
+    path.write_text(case.yaml(corpora), encoding="utf-8")
+    done = call("verify", path, "--nproc", "2", "--steps", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "cp 2 (colossal, zigzag, asynchronous)" in done.stdout
+    assert "Equal within" in done.stdout
 
 
 def test_missing_file(tmp_path: Path) -> None:

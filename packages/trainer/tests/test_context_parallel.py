@@ -16,7 +16,8 @@ from parallel_trainer.data.indexed import IndexedWriter
 from parallel_trainer.data.sample import make_sample, stack
 from parallel_trainer.data.settings import SampleSettings
 from parallel_trainer.job import prepare
-from parallel_trainer.parallel.context_parallel import cut, repeat_heads, shards
+from parallel_trainer.parallel.context_parallel import cut, repeat_heads
+from parallel_trainer.parallel.sequence import shards
 
 
 def pieces(batch: MicroBatch, **degrees: object) -> list[MicroBatch]:
@@ -64,7 +65,7 @@ def test_copied_heads_sum_their_gradients() -> None:
 
 
 CONFIG = """
-parallelism: {{context_parallel: {cp}}}
+parallelism: {{context_parallel: {cp}, context_parallel_method: {method}, ulysses_degree_in_cp: {ulysses}}}
 training: {{steps: 2, global_batch_size: 2, local_batch_size: 1}}
 model:
   model_type: qwen3
@@ -92,6 +93,10 @@ train_dataset:
 """
 
 
+def config(corpus: str, method: str = "colossal", ulysses: str = "null") -> str:
+    return CONFIG.format(cp=4, corpus=corpus, method=method, ulysses=ulysses)
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:
     """Documents of eight tokens: two in every sample."""
@@ -103,16 +108,28 @@ def corpus(tmp_path: Path) -> str:
 
 def test_balance_counts_what_each_rank_sees(corpus: str) -> None:
     """Two documents of 8 in 16 tokens: pieces of 4 have 10 pairs at a document's start and 26 at its end."""
-    work = attention_work(prepare(loads(CONFIG.format(cp=4, corpus=corpus)), 4), step=0)
+    work = attention_work(prepare(loads(config(corpus)), 4), step=0)
     assert (work.pairs, work.causal_pairs) == (2 * 2 * 36, 2 * 136)
     assert work.slowest_to_mean["contiguous"] == pytest.approx(26 / 18)
     # Zigzag pieces of two tokens see 3, 7, 11, 15, 3, 7, 11, 15 pairs; rank r has the r-th from both ends.
     assert work.slowest_to_mean["zigzag"] == pytest.approx((3 + 15) / 18)
 
 
+def test_ranks_that_share_tokens_by_heads_are_balanced(corpus: str) -> None:
+    ulysses = attention_work(prepare(loads(config(corpus, "ulysses")), 4), step=0)
+    assert ulysses.slowest_to_mean == {"contiguous": 1.0, "zigzag": 1.0}
+    # Without documents, two ranks of a hybrid group see the pairs of 8 tokens, and the other two those of the next 8.
+    text = config(corpus, "hybrid", "2").replace(
+        "create_compressed_eod_mask: true", "create_compressed_eod_mask: false"
+    )
+    text = text.replace("num_attention_heads: 4", "num_attention_heads: 4\n  use_attn_mask_compression: true")
+    hybrid = attention_work(prepare(loads(text), 4), step=0)
+    assert hybrid.slowest_to_mean == {"contiguous": pytest.approx(100 / 68), "zigzag": 1.0}
+
+
 def test_plan_shows_the_balance_of_each_step(corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(CONFIG.format(cp=4, corpus=corpus), encoding="utf-8")
+    path.write_text(config(corpus), encoding="utf-8")
     assert main(["plan", str(path), "--world-size", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
@@ -124,7 +141,7 @@ def test_plan_shows_the_balance_of_each_step(corpus: str, tmp_path: Path, capsys
 
 def test_plan_refuses_what_cannot_be_planned(corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(CONFIG.format(cp=4, corpus=corpus), encoding="utf-8")
+    path.write_text(config(corpus), encoding="utf-8")
     assert main(["plan", str(path), "--world-size", "6"]) == 2
     assert "6" in capsys.readouterr().err
     assert main(["plan", str(path), "--world-size", "4", "--steps", "0"]) == 2

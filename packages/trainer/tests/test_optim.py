@@ -131,7 +131,7 @@ def test_clip_coefficient(norm, max_norm, expected):
 def test_global_norm_of_one_rank_in_float64():
     alone = connect("single")
     large = np.full(10, 1e25, np.float32)  # its squares overflow float32
-    parts = [(np.array([[3.0, 4.0]]), alone), (np.array([12.0], np.float32), alone)]
-    assert global_norm(parts) == pytest.approx(13.0)
-    assert global_norm([(large, alone)]) == pytest.approx(math.sqrt(10) * 1e25)
-    assert global_norm([]) == 0.0
+    parts = [(np.array([[3.0, 4.0]]), 1), (np.array([12.0], np.float32), 1)]
+    assert global_norm(parts, alone) == pytest.approx(13.0)
+    assert global_norm([(large, 1)], alone) == pytest.approx(math.sqrt(10) * 1e25)
+    assert global_norm([], alone) == 0.0

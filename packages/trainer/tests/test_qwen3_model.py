@@ -252,7 +252,7 @@ def test_weights_may_be_freed_after_each_forward_and_filled_again_for_the_backwa
     block.set_grad(True)
     runs = []
     for micro_batch in micro_batches:
-        x = Tensor(weights["model.embed_tokens.weight"][micro_batch.input_ids])
+        x = Tensor(weights["model.embed_tokens.weight"][micro_batch.input_ids.reshape(-1)])
         runs.append((x, block(x, micro_batch, *tensors)))
         runs[-1][1].asnumpy()
         free()
@@ -288,7 +288,7 @@ def test_rotary_angles_of_a_micro_batch_go_with_it():
     tables = model.units[1]._rotary_tables._tables
     micro_batch = batch()
     with ms._no_grad():
-        hidden = Tensor(weights["model.embed_tokens.weight"][micro_batch.input_ids])
+        hidden = Tensor(weights["model.embed_tokens.weight"][micro_batch.input_ids.reshape(-1)])
         model.units[1](hidden, micro_batch, *(Tensor(weights[weight.name]) for weight in model.units[1].weights))
     assert len(tables) == 1
     del micro_batch

@@ -36,7 +36,7 @@ def part(slope: float, mask: list[float]) -> MicroBatch:
 
 def sharded(units: list[Unit], *, average: bool = False) -> ShardedWeights:
     alone = connect("single")
-    groups: dict[str, Communicator] = {"fsdp": alone, "dp_replicate": alone}
+    groups: dict[str, Communicator] = {"fsdp": alone, "dp_replicate": alone, "tp": alone}
     declared = [weight for unit in units for weight in unit.weights]
     return ShardedWeights(declared, communicators=groups, dtype=np.dtype(np.float64), seed=0, average=average)
 
@@ -47,7 +47,9 @@ def step(parts: list[MicroBatch], **options: object) -> tuple[StepResult, Sharde
     chunk = Chunk([unit], weights, reshard_after_forward=True)
     settings = {"lr": 0.1, "max_norm": 0.0} | options
     optimizer = AdamW(weights.values, weight_decay=0.0)
-    result = training_step(chunk, parts, loss_group=connect("single"), optimizer=optimizer, **settings)
+    result = training_step(
+        chunk, parts, world=connect("single"), loss_group=connect("single"), optimizer=optimizer, **settings
+    )
     return result, weights
 
 

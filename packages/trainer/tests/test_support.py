@@ -32,12 +32,7 @@ def refusal(text: str, world_size: int = 8) -> str:
 @pytest.mark.parametrize(
     ("parallelism", "named"),
     [
-        ("tensor_parallel: 2", ["parallelism.tensor_parallel is 2"]),
         ("{pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto}", ["parallelism.pipeline_parallel is 2"]),
-        (
-            "{tensor_parallel: 2, pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto}",
-            ["parallelism.tensor_parallel", "parallelism.pipeline_parallel"],
-        ),
     ],
 )
 def test_other_dimensions_are_refused_together_and_by_name(parallelism: str, named: list[str]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from attrs import frozen
-from mask_compression import Order, visible_pairs, work_per_rank
+from attrs import evolve, frozen
+from mask_compression import CompressedMask, Order, visible_pairs
+from parallel_config import ParallelPlan
 
 from parallel_trainer.job import Job
+from parallel_trainer.parallel.sequence import attention_blocks
 
 ORDERS: tuple[Order, ...] = ("contiguous", "zigzag")
 
@@ -28,18 +32,25 @@ class AttentionWork:
 
 def attention_work(job: Job, step: int) -> AttentionWork:
     """The attention of step `step`, counted from 0, on the samples that it trains on."""
-    cp, length = job.plan.cp, job.seq_length
+    length = job.seq_length
     masks = [
         batch.mask
         for shard_index in range(job.plan.data_parallel)
         for batch in job.loader(shard_index).micro_batches(step)
     ]
-    possible = [order for order in ORDERS if length % (2 * cp if order == "zigzag" else cp) == 0]
-    work = {order: np.array([work_per_rank(mask, cp, order) for mask in masks]) for order in possible}
     return AttentionWork(
         pairs=sum(visible_pairs(mask, [(0, length)]) for mask in masks),
         causal_pairs=sum(mask.rows for mask in masks) * length * (length + 1) // 2,
-        slowest_to_mean={
-            order: float(pairs.max(axis=1).sum() / pairs.mean(axis=1).sum()) for order, pairs in work.items()
-        },
+        slowest_to_mean={order: _slowest_to_mean(job.plan, order, masks) for order in _orders(job.plan, length)},
     )
+
+
+def _orders(plan: ParallelPlan, length: int) -> list[Order]:
+    return [order for order in ORDERS if length % (2 * plan.cp if order == "zigzag" else plan.cp) == 0]
+
+
+def _slowest_to_mean(plan: ParallelPlan, order: Order, masks: Sequence[CompressedMask]) -> float:
+    """Ranks that share a block of tokens by heads have equal work: one number for each block will do."""
+    blocks = attention_blocks(evolve(plan, context_parallel_order=order), masks[0].seq_length)
+    pairs = np.array([[visible_pairs(mask, block) for block in blocks] for mask in masks])
+    return float(pairs.max(axis=1).sum() / pairs.mean(axis=1).sum())

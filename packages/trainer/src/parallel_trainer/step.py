@@ -37,6 +37,7 @@ def training_step(
     chunk: Chunk,
     micro_batches: Sequence[MicroBatch],
     *,
+    world: Communicator,
     loss_group: Communicator,
     optimizer: AdamW,
     lr: float,
@@ -46,6 +47,7 @@ def training_step(
     """Train on one global batch.
 
     micro_batches: this rank's part of it.
+    world:         every rank; they hold the parts of the gradients.
     loss_group:    the ranks that hold different tokens of it (mesh axis `loss`).
     max_norm:      clip gradients to this norm; 0 or less: no clipping.
     skip_non_finite: leave the weights alone, instead of failing, where loss or norm is not finite.
@@ -74,7 +76,7 @@ def training_step(
     weights.finish_gradients()
     chunk.end_step()
     loss_mean = _total(loss_group, loss_sum) / valid_tokens
-    norm = global_norm((weights.gradients[sharded.slice], sharded.group) for sharded in weights.trainable)
+    norm = global_norm(weights.norm_parts(), world)
     updated = math.isfinite(loss_mean) and math.isfinite(norm)
     if updated:
         weights.gradients *= clip_coefficient(norm, max_norm)

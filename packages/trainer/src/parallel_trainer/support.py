@@ -10,7 +10,6 @@ from parallel_config import ParallelPlan, TrainConfig, written_fields
 from parallel_trainer.models.config import Qwen3Config
 
 _DIMENSIONS = (
-    ("tp", "tensor_parallel", "tensor parallelism"),
     ("pp", "pipeline_parallel", "pipeline parallelism"),
     ("ep", "expert_parallel", "expert parallelism"),
 )
@@ -73,6 +72,7 @@ def _under(section: str, *names: str) -> frozenset[str]:
 _ACTED_ON = (
     _under("parallelism", "data_parallel_shard", "reshard_after_forward_policy", "disable_gradient_division")
     | _under("parallelism", *(field for _, field, _ in _DIMENSIONS))
+    | _under("parallelism", "tensor_parallel", "sequence_parallel", "enable_loss_parallel")
     | _under("parallelism", "context_parallel", "context_parallel_method", "context_parallel_async")
     | _under("parallelism", "context_parallel_order", "context_parallel_mask_type", "ulysses_degree_in_cp")
     | _under("training", "steps", "local_batch_size", "global_batch_size", "max_norm", "seed", "deterministic")

@@ -17,8 +17,10 @@ from parallel_trainer.models import build_model
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
-from parallel_trainer.parallel.context_parallel import build_attention, cut, shards
+from parallel_trainer.parallel.context_parallel import build_attention, cut
 from parallel_trainer.parallel.fully_shard import ShardedWeights
+from parallel_trainer.parallel.sequence import shards
+from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.step import StepResult, training_step
 
 
@@ -46,7 +48,12 @@ class Trainer:
         self.groups = AxisCommunicators(self.mesh, communicator)
         cpu = kernels("cpu")
         cp_group = self.groups["cp"]
-        model = build_model(config.model, cpu, build_attention(cpu, plan, job.seq_length, cp_group))
+        model = build_model(
+            config.model,
+            cpu,
+            attention=build_attention(cpu, plan, job.seq_length, cp_group),
+            tp=TensorParallel(cpu, self.groups["tp"], loss_parallel=config.parallelism.enable_loss_parallel),
+        )
         weights = ShardedWeights(
             (weight for unit in model.units for weight in unit.weights),
             communicators=self.groups,
@@ -72,6 +79,7 @@ class Trainer:
         result = training_step(
             self.chunk,
             self.micro_batches(self.step),
+            world=self.groups["world"],
             loss_group=self.groups["loss"],
             optimizer=self.optimizer,
             lr=self.lr,

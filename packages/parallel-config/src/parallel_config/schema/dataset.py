@@ -29,7 +29,7 @@ class DataloaderConfig:
     reset_attention_mask: bool = False
     create_attention_mask: bool = True
     create_compressed_eod_mask: bool = False
-    eod_pad_length: int = setting(128, minimum=1)
+    eod_pad_length: int | None = setting(None, minimum=1)
     compressed_eod_mask_length: int | None = setting(None, minimum=1)
     add_extra_token_to_sequence: bool = True
     drop_last_partial_validation_sequence: bool = True
@@ -37,6 +37,11 @@ class DataloaderConfig:
     path_to_cache: str | None = None
     mmap_bin_files: bool | None = None
     extra: dict[str, Any] = Factory(dict)
+
+    @property
+    def actual_seq_len_width(self) -> int:
+        """Documents that a sample has room for: `eod_pad_length`, the older `compressed_eod_mask_length`, or 128."""
+        return self.eod_pad_length or self.compressed_eod_mask_length or 128
 
 
 @frozen

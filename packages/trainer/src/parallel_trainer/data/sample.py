@@ -44,9 +44,9 @@ def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
     mask = from_tokens(inputs, settings.eod) if settings.separate_documents else causal(len(inputs))
     if settings.max_documents is not None and len(mask.ends) > settings.max_documents:
         raise UserError(
-            f"A sample has {len(mask.ends)} documents, and train_dataset.dataloader.config.eod_pad_length "
-            f"{settings.max_documents} has room for {settings.max_documents}: write at least {len(mask.ends)} "
-            f"(no sample has more than seq_length {settings.seq_length})."
+            f"A sample has {len(mask.ends)} documents, and actual_seq_len has room for {settings.max_documents}: write "
+            f"train_dataset.dataloader.config.eod_pad_length: {len(mask.ends)} or more (no sample has more than "
+            f"seq_length {settings.seq_length})."
         )
     loss_mask = (labels != settings.pad).astype(np.float32)
     if settings.eod_mask_loss:

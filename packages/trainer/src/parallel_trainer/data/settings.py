@@ -16,7 +16,6 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 WHOLE = (0.0, 1.0)
 _FIELD = "train_dataset.dataloader.config."
-_EOD_PAD_LENGTH = 128
 
 
 @frozen(kw_only=True)
@@ -78,7 +77,7 @@ def sample_settings(dataloader: Any, *, split: Split = "train") -> SampleSetting
         reset_position_ids=config.reset_position_ids,
         # The dense mask that a file may ask for says the same as the compressed one, and is never built.
         separate_documents=config.create_compressed_eod_mask or config.reset_attention_mask,
-        max_documents=_most_documents(config),
+        max_documents=config.actual_seq_len_width if config.create_compressed_eod_mask else None,
         keep_partial=split == "valid" and not config.drop_last_partial_validation_sequence,
     )
 
@@ -164,14 +163,6 @@ def parse_split(text: str) -> tuple[tuple[float, float], ...]:
     for fraction in fractions:
         bounds.append(bounds[-1] + fraction)
     return tuple(itertools.pairwise(bounds))
-
-
-def _most_documents(config: Any) -> int | None:
-    """The width of `actual_seq_len`; the older spelling counts where the newer is left out."""
-    if not config.create_compressed_eod_mask:
-        return None
-    older = config.compressed_eod_mask_length
-    return older if older is not None and config.eod_pad_length == _EOD_PAD_LENGTH else config.eod_pad_length
 
 
 def _number(entry: Any) -> float | None:

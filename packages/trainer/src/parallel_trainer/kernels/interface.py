@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from device_mesh import Communicator
 from mask_compression import CompressedMask, Range
 from mindspore import Tensor
 
@@ -22,10 +23,11 @@ from mindspore import Tensor
 class Kernels(Protocol):
     """The computations that models call. Heads are counted from the shapes: a part of them works as well."""
 
-    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+    def embedding(self, ids: Tensor, weight: Tensor, *, first: int = 0, vocab_size: int | None = None) -> Tensor:
         """Rows of `weight` (V, features) for `ids`, int32 (...); returns (..., features).
 
-        Raises ValueError for an id outside 0 to V-1.
+        With `vocab_size`, `weight` is the part of a table of so many rows that starts at row `first`, and ids of other
+        parts give zeros. Raises ValueError for an id outside 0 to V-1, or to vocab_size-1.
         """
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -71,10 +73,24 @@ class Kernels(Protocol):
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """`gate * sigmoid(gate) * up`, all (..., n). Shazeer, "GLU Variants Improve Transformer", 2020."""
 
-    def cross_entropy_sum(self, logits: Tensor, labels: np.ndarray, loss_mask: np.ndarray | None) -> Tensor:
+    def cross_entropy_sum(
+        self,
+        logits: Tensor,
+        labels: np.ndarray,
+        loss_mask: np.ndarray | None,
+        *,
+        first: int = 0,
+        vocab_size: int | None = None,
+        group: Communicator | None = None,
+    ) -> Tensor:
         """Sum over the tokens that count of `-log softmax(logits)[label]`, a tensor of shape ().
 
         logits (..., V); labels int (...); loss_mask (...) multiplies each token's loss, None counts all.
         A token with mask 0 or label -100 does not count and has gradient zero. Summed in float64.
-        Raises ValueError for another label outside 0 to V-1.
+
+        With `vocab_size`, logits are the part of a vocabulary of that size that starts at id `first`, and the ranks of
+        `group` hold the other parts: three numbers a token are all-reduced, never the logits, and the result is
+        alike on all ranks. Its gradient is that of one loss, not of `group.size` of them.
+
+        Raises ValueError for another label outside 0 to V-1, or to vocab_size-1.
         """

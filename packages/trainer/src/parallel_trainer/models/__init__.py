@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     from parallel_trainer.kernels.interface import Kernels
     from parallel_trainer.models.qwen3 import Qwen3
     from parallel_trainer.parallel.context_parallel import Attention
+    from parallel_trainer.parallel.tensor_parallel import TensorParallel
 
 __all__ = ["build_model"]
 
 
-def build_model(section: Any, kernels: Kernels, attention: Attention | None = None) -> Qwen3:
-    """The model that the `model` section of a file describes, with the attention that a plan asks for.
+def build_model(
+    section: Any, kernels: Kernels, *, attention: Attention | None = None, tp: TensorParallel | None = None
+) -> Qwen3:
+    """The model that the `model` section of a file describes, with what a plan asks for; see `Qwen3`.
 
     Raises UnsupportedModelError (a ValueError) as `model_config` does.
     """
@@ -23,4 +26,4 @@ def build_model(section: Any, kernels: Kernels, attention: Attention | None = No
     # Checking a file needs the configuration alone; MindSpore is imported when a model is built.
     from parallel_trainer.models.qwen3 import Qwen3
 
-    return Qwen3(config, kernels, attention)
+    return Qwen3(config, kernels, attention=attention, tp=tp)

@@ -16,9 +16,7 @@ from parallel_trainer.parallel.weights import initial_values
 
 def initial_weights(model: Qwen3, *, seed: int, dtype: str = "float32") -> dict[str, np.ndarray]:
     """The weights that training starts from, by name."""
-    return {
-        weight.name: initial_values(weight, seed=seed).reshape(weight.shape).astype(dtype) for weight in model.weights
-    }
+    return {weight.name: initial_values(weight, seed=seed).astype(dtype) for weight in model.weights}
 
 
 def logits(model: Qwen3, weights: Mapping[str, np.ndarray], input_ids: np.ndarray) -> np.ndarray:

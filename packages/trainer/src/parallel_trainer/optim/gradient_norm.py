@@ -9,21 +9,18 @@ import numpy as np
 from device_mesh import Communicator
 
 
-def global_norm(parts: Iterable[tuple[np.ndarray, Communicator]]) -> float:
+def global_norm(parts: Iterable[tuple[np.ndarray, int]], world: Communicator) -> float:
     """The L2 norm of a model's gradients; the same number on every rank.
 
-    parts: gradient arrays of this rank, each with the group whose ranks hold *different* elements of it: the shard
-        group of a sharded gradient; a group of one rank where every rank holds the same. Ranks outside that
-        group (replicas) hold copies and are not counted. Squares are summed in float64.
-
-    Collective over each of the groups.
+    parts: gradient arrays of this rank, each with the number of ranks of the world that hold the same elements of it.
+        Squares are summed in float64 and divided by that number, so that each distinct element counts once.
+    world: every rank that holds a part of the gradients. Collective over it.
     """
-    squares: dict[tuple[int, ...], tuple[float, Communicator]] = {}
-    for gradient, group in parts:
+    total = 0.0
+    for gradient, holders in parts:
         flat = gradient.reshape(-1).astype(np.float64, copy=False)
-        total, _ = squares.get(group.ranks, (0.0, group))
-        squares[group.ranks] = (total + float(flat @ flat), group)
-    return math.sqrt(sum(float(group.all_reduce(np.array([total]))[0]) for total, group in squares.values()))
+        total += float(flat @ flat) / holders
+    return math.sqrt(float(world.all_reduce(np.array([total]))[0]))
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from attrs import evolve, frozen
 from device_mesh import Communicator, autograd
-from mask_compression import CompressedMask, Order, Range, SequenceShard
+from mask_compression import CompressedMask, SequenceShard
 from mindspore import Tensor
 from mindspore.common import _Function
 from parallel_config import ParallelPlan
@@ -29,9 +29,7 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.parallel.exchange import exchange_together
 from parallel_trainer.parallel.ring_attention import RingAttention
-
-Ranges = tuple[Range, ...]
-"""Positions of a sequence, in the order in which a tensor holds them."""
+from parallel_trainer.parallel.sequence import Ranges, attention_blocks
 
 
 class Attention(Protocol):
@@ -44,12 +42,6 @@ class Attention(Protocol):
         """
 
 
-def shards(plan: ParallelPlan, seq_length: int) -> tuple[SequenceShard, ...]:
-    """What each rank of the context-parallel group holds of a sequence."""
-    order = cast(Order, plan.context_parallel_order)
-    return tuple(SequenceShard(seq_length, plan.cp, rank, order) for rank in range(plan.cp))
-
-
 def cut(batch: MicroBatch, shard: SequenceShard) -> MicroBatch:
     """The tokens of every row that a rank holds, with their labels, which were shifted before; the mask stays whole."""
     if shard.cp == 1:
@@ -60,7 +52,6 @@ def cut(batch: MicroBatch, shard: SequenceShard) -> MicroBatch:
         position_ids=shard.take(batch.position_ids),
         labels=None if batch.labels is None else shard.take(batch.labels),
         loss_mask=None if batch.loss_mask is None else shard.take(batch.loss_mask),
-        mask=batch.mask,
     )
 
 
@@ -69,9 +60,7 @@ def build_attention(kernels: Kernels, plan: ParallelPlan, seq_length: int, group
     if plan.cp == 1:
         return LocalAttention(kernels)
     degree = plan.ulysses_degree
-    held = [shard.ranges for shard in shards(plan, seq_length)]
-    # After an exchange within `degree` consecutive ranks, each holds the tokens of all of them.
-    blocks = [tuple(chain(*held[first : first + degree])) for first in range(0, plan.cp, degree)]
+    blocks = attention_blocks(plan, seq_length)
     outer = group if degree == 1 else group.split(group.rank % degree)
     inner: Attention
     if len(blocks) == 1:

@@ -1,5 +1,7 @@
 """FSDP and HSDP: weights live as flat shards and are gathered only while a unit runs.
 
+What is sharded is the part of a weight that tensor parallelism leaves to this rank; where several of its ranks hold the
+same part, their gradients are parts of a sum.
 Method: ZeRO stage 3 (Rajbhandari et al., https://arxiv.org/abs/1910.02054), replicated over `dp_replicate` for HSDP.
 """
 
@@ -13,7 +15,8 @@ import numpy as np
 from device_mesh import Communicator
 from mindspore import Tensor, mint
 
-from parallel_trainer.parallel.weights import Weight, initial_values, shard_sizes
+from parallel_trainer.parallel.layout import TensorPart, tensor_part
+from parallel_trainer.parallel.weights import Weight, shard_sizes
 
 _MINDSPORE_DTYPES = {np.dtype(np.float32): ms.float32, np.dtype(np.float64): ms.float64}
 
@@ -25,40 +28,45 @@ class AxisGroups(Protocol):
 
 
 class ShardedWeight:
-    """One weight on one rank: its piece of the flat shards, and a full tensor that has memory only while in use.
+    """One weight on one rank: its piece of the flat shards, and a tensor that has memory only while in use.
 
-    weight:   the declaration.
+    part:     which part of the weight the shard group holds together.
     slice:    where this rank's elements lie in the rank's flat arrays of values (and gradients, if trainable).
     sizes:    elements on each rank of the shard group; the last ranks may have fewer, or none.
-    start:    global number of this rank's first element.
-    tensor:   the full weight. Its memory is empty unless the weight is gathered.
+    start:    number within the part of this rank's first element.
+    tensor:   the whole part. Its memory is empty unless the weight is gathered.
     """
 
-    def __init__(self, weight: Weight, group: Communicator, offset: int, dtype: np.dtype) -> None:
-        self.weight = weight
+    def __init__(self, part: TensorPart, group: Communicator, offset: int, dtype: np.dtype) -> None:
+        self.part = part
         self.group = group
-        self.sizes = shard_sizes(weight.size, group.size)
+        self.sizes = shard_sizes(part.size, group.size)
         self.start = sum(self.sizes[: group.rank])
         self.slice = slice(offset, offset + self.sizes[group.rank])
-        self.nbytes = weight.size * dtype.itemsize
+        self.nbytes = part.size * dtype.itemsize
         self.users = 0
         self.values: np.ndarray
         self.tensor: Tensor
 
     @property
+    def weight(self) -> Weight:
+        """The whole weight's declaration."""
+        return self.part.weight
+
+    @property
     def stays(self) -> bool:
-        """Whether there is nothing to gather: this rank's shard is the whole weight, and the tensor is its memory."""
+        """Whether there is nothing to gather: this rank's shard is the whole part, and the tensor is its memory."""
         return self.group.size == 1
 
     def attach(self, values: np.ndarray) -> None:
         """Take this rank's elements of the flat values as memory, and make the tensor."""
         self.values = values[self.slice]
         if self.stays:
-            self.tensor = Tensor.from_numpy(self.values.reshape(self.weight.shape))
+            self.tensor = Tensor.from_numpy(self.values.reshape(self.part.shape))
         else:
             # A tensor from an operator, because resizing the memory of one made from a NumPy array, or of a
             # Parameter, never gives memory back (MindSpore 2.10 on CPU: one weight's size lost per gather).
-            self.tensor = mint.empty(self.weight.shape, dtype=_MINDSPORE_DTYPES[values.dtype])
+            self.tensor = mint.empty(self.part.shape, dtype=_MINDSPORE_DTYPES[values.dtype])
             self.tensor.untyped_storage().resize_(0)
 
     def gather(self) -> None:
@@ -83,7 +91,7 @@ class ShardedWeights:
     divisor:   what averaging divides each gradient by; the loss carries it as a factor to make up for it.
 
     weights:        the model's weights; a weight that appears twice (tied) is one weight.
-    communicators:  this rank's groups by mesh axis; `fsdp` and `dp_replicate` are used.
+    communicators:  this rank's groups by mesh axis; `fsdp`, `dp_replicate` and `tp` are used.
     dtype:          float32 or float64, of values and gradients.
     seed:           of the initial values, which do not depend on how the weights are spread.
     average:        average gradients over the group instead of summing (`disable_gradient_division: false`).
@@ -98,25 +106,34 @@ class ShardedWeights:
         seed: int,
         average: bool = False,
     ) -> None:
-        self.replicas = communicators["dp_replicate"]
+        self.replicas, self.tp = communicators["dp_replicate"], communicators["tp"]
         self.divisor = self.replicas.size * communicators["fsdp"].size if average else 1
         unique = {weight.name: weight for weight in weights}
+        parts = [tensor_part(weight, self.tp.size, self.tp.rank) for weight in unique.values()]
         self._by_name: dict[str, ShardedWeight] = {}
         size = self.trainable_size = 0
-        for weight in sorted(unique.values(), key=lambda weight: not weight.trainable):
-            sharded = ShardedWeight(weight, communicators[weight.axis], size, np.dtype(dtype))
-            self._by_name[weight.name] = sharded
+        # Weights of which equally many tensor-parallel ranks hold the same part lie side by side: one reduction.
+        self._copied: dict[int, slice] = {}
+        for part in sorted(parts, key=lambda part: (not part.weight.trainable, part.copies)):
+            sharded = ShardedWeight(part, communicators[part.weight.axis], size, np.dtype(dtype))
+            self._by_name[part.weight.name] = sharded
             size = sharded.slice.stop
-            if weight.trainable:
+            if part.weight.trainable:
                 self.trainable_size = size
+                first = self._copied.get(part.copies, sharded.slice).start
+                self._copied[part.copies] = slice(first, size)
+        self._holders = {copies: self._holders_of(copies) for copies in self._copied if copies > 1}
         self.values = np.empty(size, dtype)
         self.gradients = np.zeros(self.trainable_size, dtype)
         for sharded in self:
             sharded.attach(self.values)
-            piece = sharded.slice
-            sharded.values[...] = initial_values(
-                sharded.weight, seed=seed, start=sharded.start, stop=sharded.start + piece.stop - piece.start
+            sharded.values[...] = sharded.part.initial_values(
+                seed=seed, start=sharded.start, stop=sharded.start + sharded.values.size
             )
+
+    def _holders_of(self, copies: int) -> Communicator:
+        """The tensor-parallel ranks that hold the same parts as this one: neighbours."""
+        return self.tp if copies == self.tp.size else self.tp.split(self.tp.rank // copies)
 
     def __iter__(self) -> Iterator[ShardedWeight]:
         return iter(self._by_name.values())
@@ -136,12 +153,31 @@ class ShardedWeights:
         self.gradients[sharded.slice] += mine if self.divisor == 1 else mine / self.divisor
 
     def finish_gradients(self) -> None:
-        """All-reduce the gradients over the replicas: after this they are those of the whole step."""
+        """Add up what the holders of the same parts and the replicas found: after this gradients are the step's."""
+        for copies, holders in self._holders.items():
+            area = self.gradients[self._copied[copies]]
+            holders.all_reduce(area, out=area)
         if self.replicas.size > 1:
             self.replicas.all_reduce(self.gradients, out=self.gradients)
 
+    def norm_parts(self) -> Iterator[tuple[np.ndarray, int]]:
+        """The gradients, each with how many ranks of the world hold the same elements: what `global_norm` takes."""
+        for copies, area in self._copied.items():
+            yield self.gradients[area], copies * self.replicas.size
+
     def full_values(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and full value of every weight, one at a time; collective over the shard groups."""
+        """Name and whole value of every weight, one at a time; collective over the shard and tensor-parallel groups."""
         for sharded in self:
-            full = sharded.group.all_gather(sharded.values, sizes=sharded.sizes)
-            yield sharded.weight.name, full.reshape(sharded.weight.shape)
+            flat = sharded.group.all_gather(sharded.values, sizes=sharded.sizes)
+            yield sharded.weight.name, self._whole(sharded.weight, flat)
+
+    def _whole(self, weight: Weight, part: np.ndarray) -> np.ndarray:
+        if weight.tp_dim is None or self.tp.size == 1:
+            return part.reshape(weight.shape)
+        parts = [tensor_part(weight, self.tp.size, rank) for rank in range(self.tp.size)]
+        every = self.tp.all_gather(part, sizes=[held.size for held in parts])
+        whole = np.empty(weight.shape, part.dtype)
+        ends = np.cumsum([held.size for held in parts])
+        for held, values in zip(parts, np.split(every, ends[:-1]), strict=True):
+            whole[held.index] = values.reshape(held.shape)
+        return whole

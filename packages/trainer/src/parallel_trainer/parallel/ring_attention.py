@@ -1,8 +1,9 @@
 """Ring attention: blocks of keys and values travel from rank to rank while each rank computes with the one in hand.
 
 Partial results over different blocks merge by the logarithm of their sums of exponentials. In the backward pass the
-blocks travel once more, and the gradient of each goes with it and comes home complete. At no time does a rank hold
-more than its own block and two that travel. Liu, Zaharia and Abbeel, "Ring Attention", arXiv:2310.01889.
+blocks travel once more, and the gradient of each goes with it and comes home complete. However many ranks there are, a
+rank holds two blocks that travel beside its own, and in the backward pass two of gradients as well.
+Liu, Zaharia and Abbeel, "Ring Attention", arXiv:2310.01889.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import numpy as np
 from attrs import frozen
 from device_mesh import Communicator
 from device_mesh.communicator import Array, Request
-from mask_compression import CompressedMask, Range
+from mask_compression import CompressedMask
 from mask_compression.attention import attention, merge
 from mask_compression.attention_backward import attention_backward
 from mindspore import Tensor
 from mindspore.common import _Function
 
-Ranges = tuple[Range, ...]
+from parallel_trainer.parallel.sequence import Ranges
+
 Block = tuple[Array, ...]
 
 _FIRST_GRADIENT_TAG = 2

@@ -36,6 +36,8 @@ class Weight:
     shape:     global shape.
     init:      how it starts; independent of the plan, see `initial_values`.
     tp_dim:    dimension that tensor parallelism splits, or None where every tp rank holds all of it.
+    tp_block:  indices of `tp_dim` that stay together: the size of a head.
+    tp_fused:  sizes of the weights that lie one after the other along `tp_dim` and are split one by one; () for one.
     ep_dim:    dimension that expert parallelism splits, or None.
     axis:      mesh axis its flat shard lives on: `fsdp`, or `efsdp` for expert weights.
     trainable: False for a frozen weight: it is sharded and gathered, and has no gradient or optimizer state.
@@ -45,6 +47,8 @@ class Weight:
     shape: tuple[int, ...]
     init: Normal | Constant = field(kw_only=True)
     tp_dim: int | None = field(default=None, kw_only=True)
+    tp_block: int = field(default=1, kw_only=True)
+    tp_fused: tuple[int, ...] = field(default=(), kw_only=True)
     ep_dim: int | None = field(default=None, kw_only=True)
     axis: Literal["fsdp", "efsdp"] = field(default="fsdp", kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
@@ -67,23 +71,37 @@ def shard_sizes(size: int, parts: int) -> tuple[int, ...]:
     return tuple(max(0, min(piece, size - part * piece)) for part in range(parts))
 
 
-def initial_values(weight: Weight, *, seed: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Elements `start` to `stop` of the flattened weight, float64.
+def split_evenly(size: int, parts: int, part: int) -> tuple[int, int]:
+    """The piece `start` to `stop - 1` of `size` that part `part` has; what does not divide goes to the first parts.
 
-    Each row (index of dimension 0) has a random generator of its own, keyed by seed, name and row: a rank
-    makes just the rows it holds, and what it makes does not depend on how the weight is split.
+    >>> [split_evenly(10, 4, part) for part in range(4)]
+    [(0, 3), (3, 6), (6, 8), (8, 10)]
     """
-    stop = weight.size if stop is None else stop
+    piece, more = divmod(size, parts)
+    start = part * piece + min(part, more)
+    return start, start + piece + (part < more)
+
+
+def initial_rows(weight: Weight, *, seed: int, rows: np.ndarray) -> np.ndarray:
+    """These rows (indices of dimension 0) of a weight's initial values, float64 (len(rows), elements of a row).
+
+    Each row has a random generator of its own, keyed by seed, name and row: a rank makes just the rows it holds, and
+    what it makes does not depend on how the weight is split. A weight of no dimension has one row.
+    """
+    row_size = math.prod(weight.shape[1:])
+    values = np.empty((len(rows), row_size))
     if isinstance(weight.init, Constant):
-        return np.full(stop - start, weight.init.value)
-    if stop <= start:
-        return np.empty(0)
-    row_size = weight.size // weight.shape[0] if weight.shape else 1
+        values[...] = weight.init.value
+        return values
     digest = hashlib.blake2b(f"{seed}/{weight.name}".encode(), digest_size=16).digest()
     key = np.frombuffer(digest, dtype=np.uint64)
-    first, last = start // row_size, -(-stop // row_size)
-    rows = np.empty((last - first, row_size))
-    for row in range(first, last):
+    for place, row in enumerate(rows.tolist()):
         generator = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, row]))
-        rows[row - first] = generator.standard_normal(row_size)
-    return rows.reshape(-1)[start - first * row_size : stop - first * row_size] * weight.init.std
+        values[place] = generator.standard_normal(row_size)
+    return values * weight.init.std
+
+
+def initial_values(weight: Weight, *, seed: int) -> np.ndarray:
+    """The whole weight as it starts, float64 of its shape."""
+    rows = np.arange(weight.shape[0] if weight.shape else 1)
+    return initial_rows(weight, seed=seed, rows=rows).reshape(weight.shape)
