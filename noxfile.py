@@ -115,9 +115,10 @@ def jax(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def bench(session: nox.Session) -> None:
-    """Masks and a training step against PyTorch's, in turns; prints the ratios."""
+    """Masks and a training step against PyTorch's, two ranks against one, in turns; prints the ratios."""
     install_with_torch(session)
     session.run("python", "packages/mask-compression/benchmarks/masks.py")
+    session.run("python", "packages/trainer/benchmarks/tensor_parallel.py")
     session.run("python", "packages/trainer/benchmarks/step_vs_torch.py", *session.posargs)
 
 

@@ -7,16 +7,23 @@ Each check runs on all ranks of the worlds listed for it in `CHECKS` and returns
 from __future__ import annotations
 
 import gc
+import json
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 from attrs import evolve
+from cases import CASES, Case
 from context_checks import attention_everywhere, empty_blocks, ring_memory
-from device_mesh import Communicator, connect
+from device_mesh import Communicator, Traffic, connect
 from mindspore import Tensor, mint
+from parallel_config import loads
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.estimate import Estimate
+from parallel_trainer.job import prepare
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.gradient_norm import clip_coefficient, global_norm
@@ -24,6 +31,7 @@ from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
 from parallel_trainer.step import StepResult, training_step
+from parallel_trainer.trainer import Trainer
 
 
 class Scalar(Unit):
@@ -256,6 +264,50 @@ def frozen_weights(communicator: Communicator) -> dict[str, Any]:
     }
 
 
+def communication(communicator: Communicator) -> dict[str, dict[str, Any]]:
+    """What this rank holds and receives in a step, measured and planned, by case; and how many ranks differ in it."""
+    corpora = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
+    found = {}
+    for case in (case for case in CASES if case.world == communicator.size and case.model.dtype == "float64"):
+        if case.accumulation == 3 and case.world == 8:
+            continue
+        if (case.dimensions, case.asynchronous, case.loss_parallel, case.reshard, case.model.tied) in found:
+            continue
+        job = prepare(loads(case.yaml(corpora)), communicator.size)
+        traffic = Traffic()
+        trainer = Trainer(job, communicator, traffic=traffic)
+        traffic.calls.clear()
+        trainer.train_step()
+        estimate = Estimate.of(job, communicator.rank)
+        measured = +traffic.received_bytes()
+        held = trainer.chunk.weights.values.size
+        same = measured == estimate.communication() and held == sum(estimate.parameters().values())
+        differing = int(communicator.all_reduce(np.array([0 if same else 1]))[0])
+        found[case.dimensions, case.asynchronous, case.loss_parallel, case.reshard, case.model.tied] = {
+            "case": case.name,
+            "ranks that differ": differing,
+            "measured": dict(measured),
+            "planned": dict(estimate.communication()),
+        }
+    return {entry["case"]: entry for entry in found.values()}
+
+
+def layer_traffic(communicator: Communicator) -> dict[str, list[list[Any]]]:
+    """Calls on the tensor-parallel axis during the first block's forward and backward, and those outside blocks."""
+    corpora = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
+    traffic = Traffic()
+    case = Case(tp=communicator.size, loss_parallel=True)
+    Trainer(prepare(loads(case.yaml(corpora)), communicator.size), communicator, traffic=traffic).train_step()
+    return {
+        during: [
+            [call.operation, call.received_bytes]
+            for call in traffic.calls
+            if call.group == "tp" and call.during == during
+        ]
+        for during in ("unit 0 forward", "unit 1 forward", "unit 1 backward", "unit 3 forward", "unit 3 backward")
+    }
+
+
 CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     uneven_valid_tokens: (1, 2, 4),
     sum_or_average: (8,),
@@ -266,4 +318,6 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     attention_everywhere: (2, 4, 8),
     empty_blocks: (2, 4, 8),
     ring_memory: (4, 8),
+    communication: (1, 2, 4, 8),
+    layer_traffic: (1, 2, 4),
 }

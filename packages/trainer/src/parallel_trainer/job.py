@@ -71,13 +71,15 @@ class Job:
 
 def degrees(plan: ParallelPlan) -> str:
     """The degrees of a plan, and how context parallelism is done where there is any."""
-    text = f"dp_replicate {plan.dp_replicate} x dp_shard {plan.dp_shard}"
-    if plan.cp == 1:
-        return text
-    method = plan.context_parallel_method
-    how = [f"{method} of {plan.ulysses_degree}" if method == "hybrid" else method, plan.context_parallel_order]
-    how += ["asynchronous"] if plan.context_parallel_async else []
-    return f"{text} x cp {plan.cp} ({', '.join(how)})"
+    parts = [f"dp_replicate {plan.dp_replicate}", f"dp_shard {plan.dp_shard}"]
+    if plan.cp > 1:
+        method = plan.context_parallel_method
+        how = [f"{method} of {plan.ulysses_degree}" if method == "hybrid" else method, plan.context_parallel_order]
+        how += ["asynchronous"] if plan.context_parallel_async else []
+        parts.append(f"cp {plan.cp} ({', '.join(how)})")
+    if plan.tp > 1:
+        parts.append(f"tp {plan.tp}")
+    return " x ".join(parts)
 
 
 def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -> Job:

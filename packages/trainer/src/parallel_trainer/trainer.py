@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import mindspore as ms
 import numpy as np
-from device_mesh import AxisCommunicators, Communicator, ParallelMesh
+from device_mesh import AxisCommunicators, Communicator, ParallelMesh, Traffic
 from parallel_config.schema import Optimizer
 
 from parallel_trainer.batch import MicroBatch
@@ -29,12 +29,13 @@ class Trainer:
 
     job:          what to run, from `prepare`.
     communicator: the world, of `job.plan.world_size` ranks.
+    traffic:      writes down what is communicated, by mesh axis and by unit; nothing does if left out.
 
     >>> trainer = Trainer(job, connect("mpi"))          # doctest: +SKIP
     >>> result = trainer.train_step()                   # doctest: +SKIP
     """
 
-    def __init__(self, job: Job, communicator: Communicator) -> None:
+    def __init__(self, job: Job, communicator: Communicator, *, traffic: Traffic | None = None) -> None:
         if communicator.size != job.plan.world_size:
             raise UserError(
                 f"The plan is for a world of {job.plan.world_size} ranks, and {communicator.size} were started."
@@ -45,7 +46,7 @@ class Trainer:
         self.step = 0
         self.skipped = 0
         self.mesh = ParallelMesh(plan)
-        self.groups = AxisCommunicators(self.mesh, communicator)
+        self.groups = AxisCommunicators(self.mesh, communicator, traffic)
         cpu = kernels("cpu")
         cp_group = self.groups["cp"]
         model = build_model(
@@ -61,7 +62,7 @@ class Trainer:
             seed=config.training.seed,
             average=not config.parallelism.disable_gradient_division,
         )
-        self.chunk = Chunk(model.units, weights, reshard_after_forward=plan.reshard_after_forward)
+        self.chunk = Chunk(model.units, weights, reshard_after_forward=plan.reshard_after_forward, traffic=traffic)
         beta1, beta2 = config.optimizer.betas
         self.optimizer = AdamW(
             weights.values[: weights.trainable_size],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from parallel_config import load
@@ -19,12 +19,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "plan",
         help="show what a file's plan means for a number of ranks",
-        description="Check a YAML file and its data for a number of ranks, and show the plan; with context "
-        "parallelism, how evenly the ranks share the work of attention in the first steps. Starts no ranks.",
+        description="Check a YAML file and its data for a number of ranks, and show the plan: what a rank holds and "
+        "what it receives in a step; with context parallelism, how evenly the ranks share the work of attention in the "
+        "first steps. Starts no ranks.",
     )
     parser.add_argument("config", type=Path, help="the YAML file")
     parser.add_argument("--world-size", type=int, required=True, help="ranks to plan for")
     parser.add_argument("--steps", type=int, default=4, help="training steps whose samples are looked at (default: 4)")
+    parser.add_argument(
+        "--rank", type=int, default=0, help="the rank whose memory and communication to show (default: 0)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -33,13 +37,32 @@ def run(args: argparse.Namespace) -> int:
     if args.steps < 1:
         raise UserError(f"--steps {args.steps} must be at least 1.")
     job = prepare(load(args.config), args.world_size)
+    if not 0 <= args.rank < args.world_size:
+        raise UserError(f"--rank {args.rank} must be 0 … {args.world_size - 1}, a rank of the world.")
     for note in job.notes:
         print(f"Note: {note}", file=sys.stderr)
     print(job.summary)
+    print("\n".join(["", *_costs(job, args.rank)]))
     if job.plan.cp > 1:
-        print()
-        print("\n".join(_attention(job, min(args.steps, job.config.training.steps))))
+        print("\n".join(["", *_attention(job, min(args.steps, job.config.training.steps))]))
     return 0
+
+
+def _costs(job: Job, rank: int) -> Iterator[str]:
+    """Tables of what a rank holds and receives."""
+    from parallel_trainer.estimate import Estimate  # builds the model, which needs MindSpore
+
+    estimate = Estimate.of(job, rank)
+    parameters, whole = estimate.parameters(), sum(held.part.weight.size for held in estimate.weights)
+    yield from _table(f"Parameters of rank {rank}, of {whole:,} in all", parameters)
+    yield from _table(f"Memory of rank {rank}, bytes", estimate.memory())
+    yield from _table(f"Received by rank {rank} in a step, bytes by mesh axis", estimate.communication())
+
+
+def _table(title: str, numbers: Mapping[str, int]) -> Iterator[str]:
+    yield title
+    for name, number in (*numbers.items(), ("total", sum(numbers.values()))):
+        yield f"  {name:24}{number:18,}"
 
 
 def _attention(job: Job, steps: int) -> Iterator[str]:

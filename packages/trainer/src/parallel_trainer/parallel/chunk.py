@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attrs import frozen
+from device_mesh import Traffic
 from mindspore import Tensor, ops
 
 from parallel_trainer.batch import MicroBatch
@@ -27,13 +28,22 @@ class Chunk:
     weights: where the units' weights live.
     reshard_after_forward: True frees a unit's weights after its forward and gathers them again for its backward;
         False keeps them from the first forward of a step until `end_step`.
+    traffic: is told during which unit's forward or backward ("unit 1 forward") something is communicated.
     """
 
-    def __init__(self, units: Sequence[Unit], weights: ShardedWeights, *, reshard_after_forward: bool) -> None:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        weights: ShardedWeights,
+        *,
+        reshard_after_forward: bool,
+        traffic: Traffic | None = None,
+    ) -> None:
         self.units = tuple(units)
         self.weights = weights
         self.reshard_after_forward = reshard_after_forward
         self._sharded = [tuple(weights[weight.name] for weight in unit.weights) for unit in units]
+        self._traffic = traffic or Traffic()
         self._kept = [False] * len(self.units)
         self._backwards = []
         for unit in self.units:
@@ -45,23 +55,25 @@ class Chunk:
         inputs = []
         for index, unit in enumerate(self.units):
             inputs.append(x)
-            weights = self._gather(index)
-            x = unit(x, batch, *(sharded.tensor for sharded in weights))
-            x.asnumpy()  # waits: operators run asynchronously and may still read the weights
-            self._release(index)
+            with self._traffic.during(f"unit {index} forward"):
+                weights = self._gather(index)
+                x = unit(x, batch, *(sharded.tensor for sharded in weights))
+                x.asnumpy()  # waits: operators run asynchronously and may still read the weights
+                self._release(index)
         return x, Tape(batch, tuple(inputs))
 
     def backward(self, tape: Tape, gradient: Tensor) -> Tensor:
         """Given the gradient of `forward`'s result, add all weights' gradients and return the gradient of its `x`."""
         for index in reversed(range(len(self.units))):
-            weights = self._gather(index)
-            tensors = (sharded.tensor for sharded in weights)
-            gradient, *of_weights = self._backwards[index](tape.inputs[index], tape.batch, *tensors, gradient)
-            gradient.asnumpy()
-            for sharded, of_weight in zip(weights, of_weights, strict=True):
-                if sharded.weight.trainable:
-                    self.weights.add_gradient(sharded, of_weight.asnumpy())
-            self._release(index)
+            with self._traffic.during(f"unit {index} backward"):
+                weights = self._gather(index)
+                tensors = (sharded.tensor for sharded in weights)
+                gradient, *of_weights = self._backwards[index](tape.inputs[index], tape.batch, *tensors, gradient)
+                gradient.asnumpy()
+                for sharded, of_weight in zip(weights, of_weights, strict=True):
+                    if sharded.weight.trainable:
+                        self.weights.add_gradient(sharded, of_weight.asnumpy())
+                self._release(index)
         return gradient
 
     def end_step(self) -> None:

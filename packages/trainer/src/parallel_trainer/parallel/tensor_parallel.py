@@ -67,7 +67,7 @@ class TensorParallel:
 
     def loss_sum(self, logits_TV: Tensor, labels: np.ndarray, loss_mask: np.ndarray | None, vocab_size: int) -> Tensor:
         """`Kernels.cross_entropy_sum` of logits (T, V/tp) that are split over the vocabulary; alike on all ranks."""
-        if not self.loss_parallel:
+        if not self.loss_parallel or self.group.size == 1:
             return self.kernels.cross_entropy_sum(self.whole_logits(logits_TV, vocab_size), labels, loss_mask)
         first, _ = self.vocabulary(vocab_size)
         return self.kernels.cross_entropy_sum(
