@@ -1,0 +1,1 @@
+"""Drawings of a timeline: text, SVG, PNG, and a trace for Perfetto."""
