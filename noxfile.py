@@ -19,12 +19,14 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "parallel-config": (),
     "device-mesh": ("parallel-config",),
     "mask-compression": (),
-    "trainer": ("parallel-config", "device-mesh", "mask-compression"),
+    "pipeline-schedule": (),
+    "trainer": ("parallel-config", "device-mesh", "mask-compression", "pipeline-schedule"),
 }
 EXTRAS = {
     "parallel-config": "test",
     "device-mesh": "mpi,mindspore,test",
     "mask-compression": "mindspore,plot,test",
+    "pipeline-schedule": "test",
     "trainer": "test",
 }
 
@@ -115,9 +117,10 @@ def jax(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def bench(session: nox.Session) -> None:
-    """Masks and a training step against PyTorch's, two ranks against one, in turns; prints the ratios."""
+    """Masks, schedules and a step against PyTorch's, two ranks against one; prints the ratios."""
     install_with_torch(session)
     session.run("python", "packages/mask-compression/benchmarks/masks.py")
+    session.run("python", "packages/pipeline-schedule/benchmarks/schedules_vs_torch.py")
     session.run("python", "packages/trainer/benchmarks/tensor_parallel.py")
     session.run("python", "packages/trainer/benchmarks/step_vs_torch.py", *session.posargs)
 

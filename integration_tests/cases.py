@@ -29,6 +29,10 @@ parallelism:
   ulysses_degree_in_cp: {ulysses}
   tensor_parallel: {tp}
   enable_loss_parallel: {loss_parallel}
+  pipeline_parallel: {pp}
+  pipeline_parallel_interleave_num: {chunks}
+  pipeline_parallel_layers_per_stage: {layout}
+  pipeline_parallel_overlap_p2p: {overlap}
 training:
   steps: {steps}
   global_batch_size: {global_batch}
@@ -44,7 +48,7 @@ model:
   hidden_size: 20
   intermediate_size: 24
   attention_bias: {bias}
-  num_hidden_layers: 2
+  num_hidden_layers: {layers}
   num_attention_heads: 8
   num_key_value_heads: {kv_heads}
   head_dim: 6
@@ -92,11 +96,15 @@ class Model:
     kv_heads: int = 2
     text: str = "plain"
     bias: bool = False
+    layers: int = 2
+    batch: int = GLOBAL_BATCH
 
     @property
     def name(self) -> str:
-        bias = "-bias" if self.bias else ""
-        return f"{self.dtype}-{'tied' if self.tied else 'untied'}-kv{self.kv_heads}{bias}-{self.text}"
+        parts = [self.dtype, "tied" if self.tied else "untied", f"kv{self.kv_heads}", self.text]
+        parts += ["bias"] if self.bias else []
+        parts += [f"{self.layers}layers-batch{self.batch}"] if (self.layers, self.batch) != (2, GLOBAL_BATCH) else []
+        return "-".join(parts)
 
 
 @frozen
@@ -112,6 +120,10 @@ class Case:
     asynchronous: bool = False
     order: str = "contiguous"
     loss_parallel: bool = False
+    pp: int = 1
+    chunks: int = 1
+    layout: str = "auto"
+    overlap: bool = False
     reduction: str = "sum"
     reshard: str = "default"
     accumulation: int = 1
@@ -119,24 +131,28 @@ class Case:
 
     @property
     def world(self) -> int:
-        return self.dp_replicate * self.dp_shard * self.cp * self.tp
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def dimensions(self) -> str:
         """Which kind of plan this is, for the tables."""
         context = [f"{self.method} context parallel"] if self.cp > 1 else []
-        return " x ".join([*(["tensor parallel"] if self.tp > 1 else []), *context, "FSDP, HSDP"])
+        pipeline = ["interleaved pipeline" if self.chunks > 1 else "pipeline"] if self.pp > 1 else []
+        return " x ".join([*pipeline, *(["tensor parallel"] if self.tp > 1 else []), *context, "FSDP, HSDP"])
 
     @property
     def degrees(self) -> str:
         """The plan's degrees as the tables show them."""
-        names = ("dp_replicate", "dp_shard", "cp", "tp")
+        names = ("pp", "chunks", "dp_replicate", "dp_shard", "cp", "tp")
         shown = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
         return " x ".join(shown) or "one rank"
 
     @property
     def name(self) -> str:
         parts = [f"{self.dp_replicate}x{self.dp_shard}x{self.cp}x{self.tp}"]
+        if self.pp > 1:
+            parts.insert(0, f"pp{self.pp}x{self.chunks}")
+            parts += [*([] if self.layout == "auto" else ["uneven"]), *(["overlap"] if self.overlap else [])]
         parts += ["lossparallel"] if self.loss_parallel else []
         if self.cp > 1:
             parts += [self.method + (str(self.ulysses) if self.method == "hybrid" else ""), self.order]
@@ -157,10 +173,15 @@ class Case:
             order=self.order,
             ulysses="null" if self.ulysses is None else self.ulysses,
             steps=STEPS,
-            global_batch=GLOBAL_BATCH,
+            global_batch=self.model.batch,
+            layers=self.model.layers,
+            pp=self.pp,
+            chunks=self.chunks,
+            layout=self.layout if self.pp > 1 else "null",
+            overlap=_flag(self.overlap),
             tp=self.tp,
             loss_parallel=_flag(self.loss_parallel),
-            local_batch=GLOBAL_BATCH // (self.dp_replicate * self.dp_shard * self.accumulation),
+            local_batch=self.model.batch // (self.dp_replicate * self.dp_shard * self.accumulation),
             vocab=VOCAB_SIZE,
             seq=SEQ_LENGTH,
             kv_heads=self.model.kv_heads,
@@ -168,7 +189,7 @@ class Case:
             bias=_flag(self.model.bias),
             dtype=self.model.dtype,
             causal=_flag(not compressed),
-            samples=STEPS * GLOBAL_BATCH,
+            samples=STEPS * self.model.batch,
             mask_column=", actual_seq_len" if compressed else "",
             corpus=corpora[text],
             eod=EOD,
@@ -185,18 +206,6 @@ def _splits(ranks: int) -> list[tuple[int, int]]:
     return [(ranks // shard, shard) for shard in range(1, ranks + 1) if ranks % shard == 0]
 
 
-def _data_parallel() -> Iterator[Case]:
-    reductions, policies = ("sum", "mean"), ("always", "never", "default")
-    for split in itertools.chain.from_iterable(map(_splits, WORLDS)):
-        case = Case(*split)
-        for reduction, reshard, accumulation in itertools.product(reductions, policies, (1, 3)):
-            yield evolve(case, reduction=reduction, reshard=reshard, accumulation=accumulation)
-        for reduction in reductions:
-            yield evolve(case, reduction=reduction, accumulation=3, model=Model(tied=True))
-        for accumulation in (1, 3):
-            yield evolve(case, accumulation=accumulation, model=Model(dtype="float32"))
-
-
 class Draw:
     """Values in a random order that is the same in every run, each equally often: choices that must not go in step."""
 
@@ -209,6 +218,21 @@ class Draw:
         if not self._decks.get(name):
             self._decks[name] = self._random.sample(values, len(values))
         return self._decks[name].pop()
+
+
+def _data_parallel() -> Iterator[Case]:
+    """Every split with every reshard policy, one micro-batch and several; reductions and tied heads are drawn."""
+    draw = Draw(0)
+    for split in itertools.chain.from_iterable(map(_splits, WORLDS)):
+        for reshard, accumulation in itertools.product(("always", "never", "default"), (1, 3)):
+            yield Case(
+                *split,
+                reduction=draw((reshard, "reduction"), "sum", "mean"),
+                reshard=reshard,
+                accumulation=accumulation,
+                model=Model(tied=draw((reshard, "tied"), False, False, True)),
+            )
+        yield Case(*split, accumulation=draw("accumulation", 1, 3), model=Model(dtype="float32"))
 
 
 def _context_parallel() -> Iterator[Case]:
@@ -283,5 +307,69 @@ def _tensor_parallel() -> Iterator[Case]:
             )
 
 
-CASES = tuple(dict.fromkeys((*_data_parallel(), *_context_parallel(), *_tensor_parallel())))
+def _uneven(stages: int, chunks: int) -> tuple[str, int]:
+    """Layer ranges that leave one layer for the first virtual stage and two or one for the others; how many in all."""
+    sizes = [1] + [2 - stage % 2 for stage in range(1, stages * chunks)]
+    ends = list(itertools.accumulate(sizes))
+    ranges = [f"{end - size}-{end - 1}" for end, size in zip(ends, sizes, strict=True)]
+    items = [", ".join(ranges[stage::stages]) for stage in range(stages)]
+    return f"[{', '.join(f'{item!r}' for item in items)}]", ends[-1]
+
+
+def _pipeline() -> Iterator[Case]:
+    """Every number of stages and chunks with few and many micro-batches, then crossed with the other dimensions."""
+    draw = Draw(3)
+    for pp, batch, counts in ((2, 10, (1, 2, 5)), (4, 36, (1, 3, 4, 9)), (8, 56, (1, 7, 8)), (8, 17, (17,))):
+        for chunks in (1, 2, 3):
+            # Eight ranks share two cores, and every stage has a layer at least.
+            for micro_batches in counts if pp < 8 else counts[chunks - 1 : chunks]:
+                uneven = draw(("uneven", pp), False, True)
+                layout, layers = _uneven(pp, chunks) if uneven else ("auto", pp * chunks)
+                yield Case(
+                    pp=pp,
+                    chunks=chunks,
+                    layout=layout,
+                    accumulation=micro_batches,
+                    overlap=draw("overlap", False, True),
+                    reshard=draw("reshard", "default", "always"),
+                    reduction=draw("reduction", "sum", "mean"),
+                    model=Model(layers=layers, batch=batch, tied=draw(("tied", pp), False, True)),
+                )
+    others = [
+        {"dp_shard": 2},
+        {"dp_replicate": 2},
+        {"cp": 2, "method": "ulysses"},
+        {"cp": 2, "method": "colossal", "asynchronous": True, "order": "zigzag"},
+        {"tp": 2, "loss_parallel": True},
+        {"tp": 2},
+        {"dp_shard": 2, "tp": 2},
+        {"dp_replicate": 2, "cp": 2},
+        {"cp": 2, "tp": 2, "loss_parallel": True},
+        {"dp_shard": 4},
+        {"tp": 4},
+    ]
+    for number, degrees in enumerate(others):
+        for chunks in (1, 2) if number < 6 else (1 + number % 2,):
+            model = Model(
+                layers=4,
+                batch=20,
+                text=draw("text", *TEXTS) if "cp" in degrees else "plain",
+                tied=draw(("tied", "crossed"), True, False),
+                bias="tp" in degrees,
+            )
+            yield Case(
+                pp=2,
+                chunks=chunks,
+                accumulation=5,
+                overlap=draw("overlap", False, True),
+                reshard=draw(("reshard", "crossed"), "default", "always"),
+                model=model,
+                **degrees,
+            )
+    yield Case(pp=4, dp_shard=2, chunks=1, accumulation=5, model=Model(layers=4, batch=20, tied=True))
+    for pp in (2, 4):
+        yield Case(pp=pp, accumulation=4, model=Model(dtype="float32", layers=4, batch=36))
+
+
+CASES = tuple(dict.fromkeys((*_data_parallel(), *_context_parallel(), *_tensor_parallel(), *_pipeline())))
 BASELINES = tuple({case.model: None for case in CASES})

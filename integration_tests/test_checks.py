@@ -54,3 +54,9 @@ def test_frozen_weight_has_no_gradient_and_changes_no_other(reports: Reports, wo
     assert found["trainable"] == ["layer.0.w", "layer.2.w"]
     assert found["difference"] <= 1e-15 * found["largest"]
     assert found["state_elements"] == 2 * 7 * 7
+
+
+def test_activations_are_freed_after_their_backward_and_never_more_than_the_schedule_has(reports: Reports) -> None:
+    found = reports[4]["checks"]["live_activations"]
+    assert found["peaks"] == found["schedule"]
+    assert found["left"] == [0] * 4

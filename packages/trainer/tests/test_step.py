@@ -9,10 +9,15 @@ from device_mesh import Communicator, connect
 from mindspore import Tensor, mint
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.errors import UserError
+from parallel_trainer.kernels import kernels
+from parallel_trainer.models.config import Qwen3Config
+from parallel_trainer.models.qwen3 import Qwen3
+from parallel_trainer.models.single import initial_weights, loss_and_gradients
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
+from parallel_trainer.parallel.pipeline import Pipeline
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
 from parallel_trainer.step import StepResult, training_step
 
@@ -48,7 +53,13 @@ def step(parts: list[MicroBatch], **options: object) -> tuple[StepResult, Sharde
     settings = {"lr": 0.1, "max_norm": 0.0} | options
     optimizer = AdamW(weights.values, weight_decay=0.0)
     result = training_step(
-        chunk, parts, world=connect("single"), loss_group=connect("single"), optimizer=optimizer, **settings
+        Pipeline([chunk]),
+        weights,
+        parts,
+        world=connect("single"),
+        loss_group=connect("single"),
+        optimizer=optimizer,
+        **settings,
     )
     return result, weights
 
@@ -58,6 +69,35 @@ def test_loss_and_gradient_are_means_over_valid_tokens() -> None:
     assert result == StepResult(loss=9 / 4, grad_norm=9 / 4, valid_tokens=4, updated=True)
     np.testing.assert_allclose(weights.gradients, [9 / 4])
     np.testing.assert_allclose(weights.values, [1.0 - 0.1], rtol=1e-6)  # AdamW's first step is lr · sign
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_step_has_the_gradients_of_the_model(tied: bool) -> None:
+    """Those that units give when each has tensors of its own, as when the model was compared with Hugging Face's."""
+    config = Qwen3Config(
+        vocab_size=11,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        tie_word_embeddings=tied,
+    )
+    model = Qwen3(config, kernels("cpu"))
+    generator = np.random.default_rng(0)
+    ids, labels = generator.integers(0, 11, (2, 2, 5), dtype=np.int32)
+    batch = MicroBatch(ids, np.tile(np.arange(5, dtype=np.int32), (2, 1)), labels)
+    values = initial_weights(model, seed=0, dtype="float64")
+    loss, expected = loss_and_gradients(model, values, batch)
+
+    weights = sharded(list(model.units))
+    Pipeline([Chunk(model.units, weights, reshard_after_forward=True)]).run([batch, batch], Tensor(np.array(0.5)))
+    assert set(expected) == {held.weight.name for held in weights}
+    for held in weights:
+        np.testing.assert_allclose(
+            weights.gradients[held.slice], expected[held.weight.name].reshape(-1), rtol=1e-12, atol=1e-14 * loss
+        )
 
 
 @pytest.mark.parametrize(("max_norm", "clipped"), [(1.0, 1.0), (2.0, 2.0), (100.0, 3.0), (0.0, 3.0), (-1.0, 3.0)])

@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from attrs import frozen
 from device_mesh import ParallelMesh
+from pipeline_schedule import peak_activations
 
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.models.config import Qwen3Config, model_config
 from parallel_trainer.parallel.layout import TensorPart, tensor_part
+from parallel_trainer.parallel.pipeline import schedule, stage_units
 from parallel_trainer.parallel.weights import Weight, shard_sizes, split_evenly
 
 KINDS = {"embed_tokens": "embedding", "lm_head": "head", "self_attn": "attention", "mlp": "feed-forward"}
@@ -44,13 +47,28 @@ class Estimate:
     """The cost of a job for one rank.
 
     job, rank: what is asked about.
-    units:     the weights of each unit of the model, in the order they run.
+    chunks:    the weights of each unit of each of the rank's chunks, in the order they run.
+    model_size: elements of the whole model.
+    shared:    names of weights that the first and the last stage of a pipeline share.
     """
 
     job: Job
     rank: int
-    units: tuple[tuple[HeldWeight, ...], ...]
+    chunks: tuple[tuple[tuple[HeldWeight, ...], ...], ...]
     mesh: ParallelMesh
+    model_size: int
+    shared: AbstractSet[str] = frozenset()
+
+    @property
+    def units(self) -> tuple[tuple[HeldWeight, ...], ...]:
+        """The weights of each unit that the rank runs."""
+        return tuple(unit for chunk in self.chunks for unit in chunk)
+
+    @property
+    def stages(self) -> range:
+        """The virtual stages that the rank runs."""
+        plan = self.job.plan
+        return range(self.mesh.axis("pp").index(self.rank), plan.pp * plan.interleave_num, plan.pp)
 
     @classmethod
     def of(cls, job: Job, rank: int = 0) -> Estimate:
@@ -63,7 +81,21 @@ class Estimate:
             return HeldWeight(part, shard_sizes(part.size, shards.size)[shards.index(rank)])
 
         model = build_model(job.config.model, kernels("cpu"))
-        return cls(job, rank, tuple(tuple(held(weight) for weight in unit.weights) for unit in model.units), mesh)
+        stages = stage_units(model.units, job.plan.stage_layers)
+        stage = mesh.axis("pp").index(rank)
+        chunks = tuple(
+            tuple(tuple(held(weight) for weight in unit.weights) for unit in units)
+            for units in stages[stage :: job.plan.pp]
+        )
+        names = [{weight.name for unit in units for weight in unit.weights} for units in stages]
+        return cls(
+            job,
+            rank,
+            chunks,
+            mesh,
+            model_size=sum(weight.size for weight in model.weights),
+            shared=names[0] & names[-1] if job.plan.pp > 1 else frozenset(),
+        )
 
     @property
     def weights(self) -> tuple[HeldWeight, ...]:
@@ -85,11 +117,29 @@ class Estimate:
         gathered = 0 if self.job.plan.fsdp == 1 else largest if self.job.plan.reshard_after_forward else everything
         return {
             "parameters": elements * size,
-            "gradients": elements * size,
+            "gradients": (elements + self._whole_gradients()) * size,
             "optimizer state": 2 * elements * size,
             "gathered parameters": gathered * size,
-            "activations (estimate)": _activations(self.job) * size,
+            "activations (estimate)": self._activations() * size,
         }
+
+    def _whole_gradients(self) -> int:
+        """Elements of gradients that are added up whole during a step: of one chunk at least, of all at most."""
+        plan = self.job.plan
+        return 0 if plan.fsdp == 1 or plan.reshard_after_forward else sum(held.part.size for held in self.weights)
+
+    def _activations(self) -> int:
+        """Elements that are kept for backward passes, at the moment when most micro-batches are in flight."""
+        plan = self.job.plan
+        in_flight = peak_activations(schedule(plan.pp, len(self.chunks), plan.num_accumulation_steps))
+        stage = self.mesh.axis("pp").index(self.rank)
+        blocks = sum(len(unit) > 2 for unit in self.units)
+        ends = (0 in self.stages) + (plan.pp * plan.interleave_num - 1 in self.stages)
+        return (
+            in_flight[stage]
+            * (blocks * _block_activations(self.job) + ends * _end_activations(self.job))
+            // len(self.chunks)
+        )
 
     def communication(self) -> Counter[str]:
         """Bytes that the rank receives in a step, by mesh axis, as `device_mesh.Traffic` counts them."""
@@ -106,31 +156,39 @@ class Estimate:
             for held in once:
                 times = 2 * steps if plan.reshard_after_forward else 1
                 yield "fsdp", times * (held.part.size - held.elements) * size
-            for held in (held for unit in self.units for held in unit):
-                yield "fsdp", steps * (plan.fsdp - 1) * held.elements * size
-        by_copies: Counter[int] = Counter()
+            for held in once:
+                yield "fsdp", (steps if plan.reshard_after_forward else 1) * (plan.fsdp - 1) * held.elements * size
+        areas: Counter[tuple[int, bool]] = Counter()
         for held in self.weights:
-            by_copies[held.part.copies] += held.elements
-        for copies, elements in by_copies.items():
+            areas[held.part.copies, held.part.weight.name in self.shared] += held.elements
+        for (copies, shared), elements in areas.items():
             yield "tp", _all_reduce(copies, elements * size)
-        yield "dp_replicate", _all_reduce(plan.dp_replicate, sum(by_copies.values()) * size)
+            yield "pp", _all_reduce(2 if shared else 1, elements * size)
+        yield "dp_replicate", _all_reduce(plan.dp_replicate, sum(areas.values()) * size)
 
     def _of_activations(self) -> Iterator[tuple[str, int]]:
         plan, size, model = self.job.plan, self.job.dtype.itemsize, model_config(self.job.config.model)
         tokens = plan.local_batch_size * self.job.seq_length // plan.cp
         border = (plan.tp - 1) * tokens // plan.tp * model.hidden_size * size
-        layers, steps = model.num_hidden_layers, plan.num_accumulation_steps
+        steps, last = plan.num_accumulation_steps, plan.pp * plan.interleave_num - 1
+        layers = sum(b - a + 1 for a, b in (plan.stage_layers[stage] for stage in self.stages))
+        ends = (0 in self.stages) + (last in self.stages)
         # Forward and backward: out of the embedding, twice into and out of each block, into the head.
-        yield "tp", 2 * steps * border * (1 + 4 * layers + 1)
-        if plan.tp > 1:
+        yield "tp", 2 * steps * border * (4 * layers + ends)
+        if plan.tp > 1 and last in self.stages:
             yield "tp", steps * _loss(self.job, model, tokens, self.mesh.axis("tp").index(self.rank))
         if plan.cp > 1:
             yield "cp", steps * layers * _attention(self.job, model, tokens)
+        if plan.pp > 1:
+            # Activations from the stage before, gradients from the stage after.
+            received = sum((stage > 0) + (stage < last) for stage in self.stages)
+            yield "pp", steps * received * tokens // plan.tp * model.hidden_size * size
 
     def _of_numbers(self) -> Iterator[tuple[str, int]]:
         plan = self.job.plan
         # Valid tokens and the loss; the norm.
         yield "loss", 2 * _all_reduce(plan.data_parallel * plan.cp, 8)
+        yield "pp", _all_reduce(plan.pp, 8)
         yield "world", _all_reduce(plan.world_size, 8)
 
 
@@ -167,15 +225,21 @@ def _attention(job: Job, model: Qwen3Config, tokens: int) -> int:
     return found
 
 
-def _activations(job: Job) -> int:
-    """Elements that are kept for the backward pass of one micro-batch, counted by what the kernels save."""
+def _block_activations(job: Job) -> int:
+    """Elements that a block keeps for the backward pass of one micro-batch, counted by what the kernels save."""
     plan, model = job.plan, model_config(job.config.model)
     inside = plan.local_batch_size * job.seq_length // plan.cp
-    outside = inside // plan.tp
     heads = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
     query, inner = model.num_attention_heads * model.head_dim, model.intermediate_size
     entered = 2 * inside * model.hidden_size if plan.tp > 1 else 0
     # Hidden states and norms; queries, keys and values as they come, normed and turned; the result of attention, twice.
-    block = 4 * outside * model.hidden_size + entered + inside * (3 * heads + 2 * query + 3 * inner) // plan.tp
+    split = inside * (4 * model.hidden_size + 3 * heads + 2 * query + 3 * inner) // plan.tp
+    return entered + split
+
+
+def _end_activations(job: Job) -> int:
+    """Elements that the embedding or the head keeps, of which the head has most."""
+    plan, model = job.plan, model_config(job.config.model)
+    inside = plan.local_batch_size * job.seq_length // plan.cp
     logits = inside * model.vocab_size // (plan.tp if job.config.parallelism.enable_loss_parallel else 1)
-    return model.num_hidden_layers * block + 2 * logits + 2 * outside * model.hidden_size
+    return logits + 2 * inside // plan.tp * model.hidden_size

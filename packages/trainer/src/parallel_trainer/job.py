@@ -79,6 +79,9 @@ def degrees(plan: ParallelPlan) -> str:
         parts.append(f"cp {plan.cp} ({', '.join(how)})")
     if plan.tp > 1:
         parts.append(f"tp {plan.tp}")
+    if plan.pp > 1:
+        chunks = f" ({plan.interleave_num} chunks a rank)" if plan.interleave_num > 1 else ""
+        parts.insert(0, f"pp {plan.pp}{chunks}")
     return " x ".join(parts)
 
 

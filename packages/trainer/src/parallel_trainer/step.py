@@ -14,7 +14,8 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.errors import UserError
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.gradient_norm import clip_coefficient, global_norm
-from parallel_trainer.parallel.chunk import Chunk
+from parallel_trainer.parallel.fully_shard import ShardedWeights
+from parallel_trainer.parallel.pipeline import Pipeline
 
 
 @frozen
@@ -34,7 +35,8 @@ class StepResult:
 
 
 def training_step(
-    chunk: Chunk,
+    pipeline: Pipeline,
+    weights: ShardedWeights,
     micro_batches: Sequence[MicroBatch],
     *,
     world: Communicator,
@@ -46,7 +48,8 @@ def training_step(
 ) -> StepResult:
     """Train on one global batch.
 
-    micro_batches: this rank's part of it.
+    pipeline:      this rank's part of the model; `weights` are those of its chunks.
+    micro_batches: this rank's part of the batch, the same on all ranks of the pipeline.
     world:         every rank; they hold the parts of the gradients.
     loss_group:    the ranks that hold different tokens of it (mesh axis `loss`).
     max_norm:      clip gradients to this norm; 0 or less: no clipping.
@@ -59,7 +62,6 @@ def training_step(
 
     Raises UserError for a batch without a valid token and for a non-finite loss or norm; weights are then unchanged.
     """
-    weights = chunk.weights
     valid_tokens = _total(loss_group, sum(batch.valid_tokens() for batch in micro_batches))
     if not valid_tokens:
         raise UserError(
@@ -68,14 +70,11 @@ def training_step(
         )
     weights.gradients[...] = 0
     seed = Tensor(np.asarray(weights.divisor / valid_tokens, weights.values.dtype))
-    loss_sum = 0.0
-    for batch in micro_batches:
-        loss, tape = chunk.forward(Tensor(batch.input_ids), batch)
-        loss_sum += float(loss.asnumpy())
-        chunk.backward(tape, seed)
+    loss_sum = pipeline.run(micro_batches, seed)
     weights.finish_gradients()
-    chunk.end_step()
-    loss_mean = _total(loss_group, loss_sum) / valid_tokens
+    for chunk in pipeline.chunks:
+        chunk.end_step()
+    loss_mean = _total(pipeline.group, _total(loss_group, loss_sum)) / valid_tokens
     norm = global_norm(weights.norm_parts(), world)
     updated = math.isfinite(loss_mean) and math.isfinite(norm)
     if updated:

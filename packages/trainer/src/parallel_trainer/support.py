@@ -9,10 +9,7 @@ from parallel_config import ParallelPlan, TrainConfig, written_fields
 
 from parallel_trainer.models.config import Qwen3Config
 
-_DIMENSIONS = (
-    ("pp", "pipeline_parallel", "pipeline parallelism"),
-    ("ep", "expert_parallel", "expert parallelism"),
-)
+_DIMENSIONS = (("ep", "expert_parallel", "expert parallelism"),)
 
 
 def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
@@ -72,6 +69,8 @@ def _under(section: str, *names: str) -> frozenset[str]:
 _ACTED_ON = (
     _under("parallelism", "data_parallel_shard", "reshard_after_forward_policy", "disable_gradient_division")
     | _under("parallelism", *(field for _, field, _ in _DIMENSIONS))
+    | _under("parallelism", "pipeline_parallel", "pipeline_parallel_interleave_num")
+    | _under("parallelism", "pipeline_parallel_layers_per_stage", "pipeline_parallel_overlap_p2p")
     | _under("parallelism", "tensor_parallel", "sequence_parallel", "enable_loss_parallel")
     | _under("parallelism", "context_parallel", "context_parallel_method", "context_parallel_async")
     | _under("parallelism", "context_parallel_order", "context_parallel_mask_type", "ulysses_degree_in_cp")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import mindspore as ms
 import numpy as np
@@ -14,11 +14,13 @@ from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
+from parallel_trainer.models.unit import Unit
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.context_parallel import build_attention, cut
 from parallel_trainer.parallel.fully_shard import ShardedWeights
+from parallel_trainer.parallel.pipeline import Pipeline, stage_units
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.step import StepResult, training_step
@@ -55,18 +57,38 @@ class Trainer:
             attention=build_attention(cpu, plan, job.seq_length, cp_group),
             tp=TensorParallel(cpu, self.groups["tp"], loss_parallel=config.parallelism.enable_loss_parallel),
         )
-        weights = ShardedWeights(
-            (weight for unit in model.units for weight in unit.weights),
+        self.model_weights = model.weights
+        stages = stage_units(model.units, plan.stage_layers)
+        self.first_stage = {
+            weight.name: stage
+            for stage, units in reversed(list(enumerate(stages)))
+            for unit in units
+            for weight in unit.weights
+        }
+        pp_group = self.groups["pp"]
+        own = stages[pp_group.rank :: plan.pp]
+        self.weights = ShardedWeights(
+            (weight for units in own for unit in units for weight in unit.weights),
             communicators=self.groups,
             dtype=job.dtype,
             seed=config.training.seed,
+            sharers=_sharers(stages, pp_group),
             average=not config.parallelism.disable_gradient_division,
         )
-        self.chunk = Chunk(model.units, weights, reshard_after_forward=plan.reshard_after_forward, traffic=traffic)
+        self.pipeline = Pipeline(
+            [
+                Chunk(units, self.weights, reshard_after_forward=plan.reshard_after_forward, traffic=traffic)
+                for units in own
+            ],
+            pp_group,
+            width=model.config.hidden_size,
+            token_ranks=plan.tp,
+            overlap=config.parallelism.pipeline_parallel_overlap_p2p,
+        )
         beta1, beta2 = config.optimizer.betas
         self.optimizer = AdamW(
-            weights.values[: weights.trainable_size],
-            decay=_decay_mask(weights, config.optimizer),
+            self.weights.values[: self.weights.trainable_size],
+            decay=_decay_mask(self.weights, config.optimizer),
             betas=(beta1, beta2),
             eps=config.optimizer.eps,
             weight_decay=config.optimizer.weight_decay,
@@ -78,7 +100,8 @@ class Trainer:
         """Train on the next global batch. Collective over the world. Raises UserError as `training_step` does."""
         training = self.job.config.training
         result = training_step(
-            self.chunk,
+            self.pipeline,
+            self.weights,
             self.micro_batches(self.step),
             world=self.groups["world"],
             loss_group=self.groups["loss"],
@@ -107,7 +130,28 @@ class Trainer:
 
     def full_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name and full value of every weight, one at a time. Collective over the world."""
-        return self.chunk.weights.full_values()
+        pp_group = self.groups["pp"]
+        for weight in self.model_weights:
+            owner = self.first_stage[weight.name] % pp_group.size
+            if pp_group.rank == owner:
+                value = self.weights.full_value(weight.name)
+            else:
+                value = np.empty(weight.shape, self.job.dtype)
+            yield weight.name, pp_group.broadcast(value, owner)
+
+
+def _sharers(stages: Sequence[Sequence[Unit]], group: Communicator) -> dict[str, Communicator]:
+    """The pipeline ranks that hold the same weight, for each that this rank shares (a tied head)."""
+    ranks: dict[str, set[int]] = {}
+    for stage, units in enumerate(stages):
+        for unit in units:
+            for weight in unit.weights:
+                ranks.setdefault(weight.name, set()).add(stage % group.size)
+    return {
+        name: group.subgroup(sorted(holders))
+        for name, holders in ranks.items()
+        if len(holders) > 1 and group.rank in holders
+    }
 
 
 def _start_mindspore() -> None:

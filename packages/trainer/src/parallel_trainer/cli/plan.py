@@ -53,8 +53,7 @@ def _costs(job: Job, rank: int) -> Iterator[str]:
     from parallel_trainer.estimate import Estimate  # builds the model, which needs MindSpore
 
     estimate = Estimate.of(job, rank)
-    parameters, whole = estimate.parameters(), sum(held.part.weight.size for held in estimate.weights)
-    yield from _table(f"Parameters of rank {rank}, of {whole:,} in all", parameters)
+    yield from _table(f"Parameters of rank {rank}, of {estimate.model_size:,} in all", estimate.parameters())
     yield from _table(f"Memory of rank {rank}, bytes", estimate.memory())
     yield from _table(f"Received by rank {rank} in a step, bytes by mesh axis", estimate.communication())
 

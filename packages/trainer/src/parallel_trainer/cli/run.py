@@ -124,10 +124,10 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
 
 
 def _introduce(job: Job, trainer: Trainer) -> None:
-    count = sum(sharded.weight.size for sharded in trainer.chunk.weights)
+    count = sum(weight.size for weight in trainer.model_weights)
     print(
         f"{job.config.model.model_type}: {count:,} parameters in {job.dtype}, of which this rank holds "
-        f"{trainer.chunk.weights.values.size:,}\n{job.summary}",
+        f"{trainer.weights.values.size:,}\n{job.summary}",
         flush=True,
     )
     for note in job.notes:

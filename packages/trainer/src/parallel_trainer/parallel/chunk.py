@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from attrs import frozen
 from device_mesh import Traffic
 from mindspore import Tensor, ops
@@ -27,7 +28,8 @@ class Chunk:
     units:   in the order they run.
     weights: where the units' weights live.
     reshard_after_forward: True frees a unit's weights after its forward and gathers them again for its backward;
-        False keeps them from the first forward of a step until `end_step`.
+        False keeps them from the first forward of a step until `end_step`, and adds up whole gradients until
+        `reduce_gradients`: memory for communication.
     traffic: is told during which unit's forward or backward ("unit 1 forward") something is communicated.
     """
 
@@ -43,7 +45,11 @@ class Chunk:
         self.weights = weights
         self.reshard_after_forward = reshard_after_forward
         self._sharded = [tuple(weights[weight.name] for weight in unit.weights) for unit in units]
+        # Each unit gets a tensor object of its own for the same memory: of a tensor that two cells take, as a tied head
+        # does, MindSpore 2.10 differentiates one use and gives zeros for the other.
+        self._tensors = [tuple(sharded.tensor.data for sharded in weights) for weights in self._sharded]
         self._traffic = traffic or Traffic()
+        self._whole_gradients: dict[str, np.ndarray] = {}
         self._kept = [False] * len(self.units)
         self._backwards = []
         for unit in self.units:
@@ -56,8 +62,8 @@ class Chunk:
         for index, unit in enumerate(self.units):
             inputs.append(x)
             with self._traffic.during(f"unit {index} forward"):
-                weights = self._gather(index)
-                x = unit(x, batch, *(sharded.tensor for sharded in weights))
+                self._gather(index)
+                x = unit(x, batch, *self._tensors[index])
                 x.asnumpy()  # waits: operators run asynchronously and may still read the weights
                 self._release(index)
         return x, Tape(batch, tuple(inputs))
@@ -66,15 +72,31 @@ class Chunk:
         """Given the gradient of `forward`'s result, add all weights' gradients and return the gradient of its `x`."""
         for index in reversed(range(len(self.units))):
             with self._traffic.during(f"unit {index} backward"):
-                weights = self._gather(index)
-                tensors = (sharded.tensor for sharded in weights)
-                gradient, *of_weights = self._backwards[index](tape.inputs[index], tape.batch, *tensors, gradient)
+                self._gather(index)
+                gradient, *of_weights = self._backwards[index](
+                    tape.inputs[index], tape.batch, *self._tensors[index], gradient
+                )
                 gradient.asnumpy()
-                for sharded, of_weight in zip(weights, of_weights, strict=True):
+                for sharded, of_weight in zip(self._sharded[index], of_weights, strict=True):
                     if sharded.weight.trainable:
-                        self.weights.add_gradient(sharded, of_weight.asnumpy())
+                        self._add(sharded, of_weight.asnumpy())
                 self._release(index)
         return gradient
+
+    def reduce_gradients(self) -> None:
+        """Reduce what was added up whole, after the last backward of a step."""
+        for name, gradient in self._whole_gradients.items():
+            self.weights.add_gradient(self.weights[name], gradient)
+        self._whole_gradients.clear()
+
+    def _add(self, sharded: ShardedWeight, gradient: np.ndarray) -> None:
+        name = sharded.weight.name
+        if self.reshard_after_forward or sharded.stays:
+            self.weights.add_gradient(sharded, gradient)
+        elif name in self._whole_gradients:
+            self._whole_gradients[name] += gradient
+        else:
+            self._whole_gradients[name] = gradient.copy()
 
     def end_step(self) -> None:
         """Free what was kept gathered: the optimizer is about to change the shards."""
@@ -84,7 +106,7 @@ class Chunk:
                 for sharded in self._sharded[index]:
                     sharded.release()
 
-    def _gather(self, index: int) -> tuple[ShardedWeight, ...]:
+    def _gather(self, index: int) -> None:
         weights = self._sharded[index]
         for sharded in weights:
             sharded.gather()
@@ -92,7 +114,6 @@ class Chunk:
             self._kept[index] = True
             for sharded in weights:
                 sharded.gather()
-        return weights
 
     def _release(self, index: int) -> None:
         for sharded in self._sharded[index]:

@@ -7,7 +7,7 @@ Method: ZeRO stage 3 (Rajbhandari et al., https://arxiv.org/abs/1910.02054), rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import mindspore as ms
@@ -94,6 +94,7 @@ class ShardedWeights:
     communicators:  this rank's groups by mesh axis; `fsdp`, `dp_replicate` and `tp` are used.
     dtype:          float32 or float64, of values and gradients.
     seed:           of the initial values, which do not depend on how the weights are spread.
+    sharers:        by name of a weight that other stages of a pipeline use as well: the ranks that hold the same shard.
     average:        average gradients over the group instead of summing (`disable_gradient_division: false`).
     """
 
@@ -104,25 +105,27 @@ class ShardedWeights:
         communicators: AxisGroups,
         dtype: np.dtype,
         seed: int,
+        sharers: Mapping[str, Communicator] | None = None,
         average: bool = False,
     ) -> None:
+        self._sharers = sharers or {}
         self.replicas, self.tp = communicators["dp_replicate"], communicators["tp"]
         self.divisor = self.replicas.size * communicators["fsdp"].size if average else 1
         unique = {weight.name: weight for weight in weights}
         parts = [tensor_part(weight, self.tp.size, self.tp.rank) for weight in unique.values()]
         self._by_name: dict[str, ShardedWeight] = {}
         size = self.trainable_size = 0
-        # Weights of which equally many tensor-parallel ranks hold the same part lie side by side: one reduction.
-        self._copied: dict[int, slice] = {}
-        for part in sorted(parts, key=lambda part: (not part.weight.trainable, part.copies)):
+        # Weights of which equally many ranks hold the same part lie side by side: one reduction for each number.
+        self._areas: dict[tuple[int, bool], slice] = {}
+        for part in sorted(parts, key=lambda part: (not part.weight.trainable, *self._area(part))):
             sharded = ShardedWeight(part, communicators[part.weight.axis], size, np.dtype(dtype))
             self._by_name[part.weight.name] = sharded
             size = sharded.slice.stop
             if part.weight.trainable:
                 self.trainable_size = size
-                first = self._copied.get(part.copies, sharded.slice).start
-                self._copied[part.copies] = slice(first, size)
-        self._holders = {copies: self._holders_of(copies) for copies in self._copied if copies > 1}
+                first = self._areas.get(self._area(part), sharded.slice).start
+                self._areas[self._area(part)] = slice(first, size)
+        self._holders = {copies: self._holders_of(copies) for copies in sorted({copies for copies, _ in self._areas})}
         self.values = np.empty(size, dtype)
         self.gradients = np.zeros(self.trainable_size, dtype)
         for sharded in self:
@@ -130,6 +133,9 @@ class ShardedWeights:
             sharded.values[...] = sharded.part.initial_values(
                 seed=seed, start=sharded.start, stop=sharded.start + sharded.values.size
             )
+
+    def _area(self, part: TensorPart) -> tuple[int, bool]:
+        return part.copies, part.weight.name in self._sharers
 
     def _holders_of(self, copies: int) -> Communicator:
         """The tensor-parallel ranks that hold the same parts as this one: neighbours."""
@@ -153,23 +159,30 @@ class ShardedWeights:
         self.gradients[sharded.slice] += mine if self.divisor == 1 else mine / self.divisor
 
     def finish_gradients(self) -> None:
-        """Add up what the holders of the same parts and the replicas found: after this gradients are the step's."""
-        for copies, holders in self._holders.items():
-            area = self.gradients[self._copied[copies]]
-            holders.all_reduce(area, out=area)
+        """Add up what all holders of the same elements found: after this gradients are the step's."""
+        for (copies, shared), where in self._areas.items():
+            area = self.gradients[where]
+            if copies > 1:
+                self._holders[copies].all_reduce(area, out=area)
+            if shared:
+                self._stages().all_reduce(area, out=area)
         if self.replicas.size > 1:
             self.replicas.all_reduce(self.gradients, out=self.gradients)
 
     def norm_parts(self) -> Iterator[tuple[np.ndarray, int]]:
         """The gradients, each with how many ranks of the world hold the same elements: what `global_norm` takes."""
-        for copies, area in self._copied.items():
-            yield self.gradients[area], copies * self.replicas.size
+        for (copies, shared), area in self._areas.items():
+            stages = self._stages().size if shared else 1
+            yield self.gradients[area], copies * stages * self.replicas.size
 
-    def full_values(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and whole value of every weight, one at a time; collective over the shard and tensor-parallel groups."""
-        for sharded in self:
-            flat = sharded.group.all_gather(sharded.values, sizes=sharded.sizes)
-            yield sharded.weight.name, self._whole(sharded.weight, flat)
+    def _stages(self) -> Communicator:
+        """The pipeline ranks of shared weights; a model shares them between its first and its last stage only."""
+        return next(iter(self._sharers.values()))
+
+    def full_value(self, name: str) -> np.ndarray:
+        """The whole value of a weight; collective over its shard and tensor-parallel groups."""
+        sharded = self[name]
+        return self._whole(sharded.weight, sharded.group.all_gather(sharded.values, sizes=sharded.sizes))
 
     def _whole(self, weight: Weight, part: np.ndarray) -> np.ndarray:
         if weight.tp_dim is None or self.tp.size == 1:
