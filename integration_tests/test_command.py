@@ -214,15 +214,6 @@ def test_bad_file_is_refused_before_any_rank_starts(config: Path, tmp_path: Path
     assert not (tmp_path / "output").exists()
 
 
-def test_dimension_that_cannot_run_yet_is_one_sentence(config: Path, tmp_path: Path) -> None:
-    text = config.read_text(encoding="utf-8").replace(
-        "data_parallel_shard: 2", "pipeline_parallel: 2\n  pipeline_parallel_layers_per_stage: auto"
-    )
-    config.write_text(text, encoding="utf-8")
-    message = "parallelism.pipeline_parallel is 2"
-    refused(call("run", config, "--nproc", "2", cwd=tmp_path), message, "cannot run yet")
-
-
 def test_verify_covers_context_parallelism_on_packed_text(corpora: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "packed.yaml"
     case = Case(cp=2, asynchronous=True, order="zigzag", model=Model(text="packed"))

@@ -29,19 +29,11 @@ def refusal(text: str, world_size: int = 8) -> str:
     return "\n".join(refusals(config, plan(config, world_size)))
 
 
-@pytest.mark.parametrize(
-    ("parallelism", "named"),
-    [
-        ("{pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto}", ["parallelism.pipeline_parallel is 2"]),
-    ],
-)
-def test_other_dimensions_are_refused_together_and_by_name(parallelism: str, named: list[str]) -> None:
-    if not parallelism.startswith("{"):
-        parallelism = "{" + parallelism + "}"
-    message = refusal(f"parallelism: {parallelism}")
-    for part in named:
-        assert part in message
-    assert message.count("cannot run yet") == len(named)
+def test_dimension_that_cannot_run_yet_is_refused_by_name() -> None:
+    config = loads("parallelism: {expert_parallel: 2}" + MODEL + "  n_routed_experts: 8\n")
+    assert list(refusals(config, plan(config, 8))) == [
+        "parallelism.expert_parallel is 2: expert parallelism cannot run yet, only degree 1."
+    ]
 
 
 @pytest.mark.parametrize(

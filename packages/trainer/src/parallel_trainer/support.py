@@ -9,15 +9,11 @@ from parallel_config import ParallelPlan, TrainConfig, written_fields
 
 from parallel_trainer.models.config import Qwen3Config
 
-_DIMENSIONS = (("ep", "expert_parallel", "expert parallelism"),)
-
 
 def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
     """A sentence for everything in a valid file that this version cannot train with, outside model and data."""
-    for attribute, field, dimension in _DIMENSIONS:
-        degree = getattr(plan, attribute)
-        if degree > 1:
-            yield f"parallelism.{field} is {degree}: {dimension} cannot run yet, only degree 1."
+    if plan.ep > 1:
+        yield f"parallelism.expert_parallel is {plan.ep}: expert parallelism cannot run yet, only degree 1."
     written, data = written_fields(config), config.train_dataset.dataloader.config
     if "lora_config" in written:
         yield "lora_config: low-rank adapters cannot be trained yet; remove the section to train all weights."
@@ -68,7 +64,7 @@ def _under(section: str, *names: str) -> frozenset[str]:
 # Every field that has an effect, or whose only values that this version accepts are those it does anyway.
 _ACTED_ON = (
     _under("parallelism", "data_parallel_shard", "reshard_after_forward_policy", "disable_gradient_division")
-    | _under("parallelism", *(field for _, field, _ in _DIMENSIONS))
+    | _under("parallelism", "expert_parallel")
     | _under("parallelism", "pipeline_parallel", "pipeline_parallel_interleave_num")
     | _under("parallelism", "pipeline_parallel_layers_per_stage", "pipeline_parallel_overlap_p2p")
     | _under("parallelism", "tensor_parallel", "sequence_parallel", "enable_loss_parallel")
