@@ -177,5 +177,28 @@ def test_merge_names_parts_that_do_not_fit():
         merge(out, lse, out[:, :4], lse[:, :4])
     with pytest.raises(ValueError, match="do not fit"):
         merge(out, lse[..., None], out, lse[..., None])
-    with pytest.raises(TypeError, match="float64 with lse float64, the other float32"):
-        merge(out, lse, out.astype(np.float32), lse)
+    with pytest.raises(TypeError, match="lse of float64 and of float32"):
+        merge(out, lse, out, lse.astype(np.float32))
+
+
+def test_many_float16_parts_merge_as_exactly_as_float32():
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((1, 64, 1, 8)).astype(np.float16) for _ in range(3))
+    mask = causal(64)
+    parts = [
+        attention(q, k[:, at : at + 4], v[:, at : at + 4], mask, key_ranges=[(at, at + 4)]) for at in range(0, 64, 4)
+    ]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merge(*merged, *part)
+    exact, _ = attention(*(x.astype(np.float64) for x in (q, k, v)), mask)
+    assert merged[0].dtype == np.float32
+    # Each part is rounded to float16 once; rounding every sum as well would be several times as far off.
+    assert np.abs(merged[0] - exact).max() < 6e-4
+
+
+def test_huge_values_do_not_overflow():
+    q = np.full((1, 4, 1, 2), 3.6, np.float32)
+    v = np.full((1, 4, 1, 2), 1e27, np.float32)
+    out, _ = attention(q, q, v, causal(4), scale=1.0)
+    np.testing.assert_allclose(out, v, rtol=1e-6)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,3 +126,20 @@ def test_pallas_segment_ids_with_causal_are_the_mask(rows: list[list[int]]) -> N
         seen = (ids.q[:, :, None] == ids.kv[:, None, :]) & causal_part
         np.testing.assert_array_equal(seen, np.stack([square(row) for row in rows])[:, first:stop])
     assert segment_ids(mask).q.shape == (len(rows), size)
+
+
+def test_rows_that_are_not_there_are_refused() -> None:
+    mask = from_lengths([[3, 5], [8]])
+    for read in (mask.row_ends, mask.row_starts):
+        for row in (-1, 2):
+            with pytest.raises(ValueError, match=f"row {row} is outside the mask, which has rows 0 to 1"):
+                read(row)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda mask: pickle.loads(pickle.dumps(mask))])
+def test_a_copy_is_equal_and_immutable(copied: Callable[[CompressedMask], CompressedMask]) -> None:
+    mask = from_lengths([3, 5])
+    again = copied(mask)
+    assert again == mask
+    assert hash(again) == hash(mask)
+    assert not again.ends.flags.writeable

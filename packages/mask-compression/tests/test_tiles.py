@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_compression.mask import CompressedMask
 from mask_compression.tiles import EMPTY, FULL, PARTIAL, joined_ranges, tile_table
@@ -60,6 +60,7 @@ def ranges_of_row(draw, seq_length):
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_every_tile_is_what_the_dense_mask_says(data):
     seq_length = data.draw(st.integers(1, 40))
     rows = data.draw(st.lists(lengths_of_row(seq_length), min_size=1, max_size=3))
@@ -144,5 +145,5 @@ def test_other_kinds_and_rows_are_named():
     table = tile_table(mask_of([8]))
     with pytest.raises(ValueError, match=r"no list of 'empty' tiles; use 'partial' or 'full'"):
         table.tiles("empty")
-    with pytest.raises(ValueError, match="row 1 is not one of the 1 rows"):
+    with pytest.raises(ValueError, match="row 1 is outside the mask, which has one row, 0"):
         table.grid(1)

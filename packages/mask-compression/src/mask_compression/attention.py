@@ -16,8 +16,9 @@ from mask_compression.attention_tiles import Floats, Tile, checked_work
 from mask_compression.mask import CompressedMask, Range
 
 # Scores up to this size need no shift: exp(±30) and sums of a billion of them are far from the ends of float32, and
-# a floating-point number is as precise there as near 1.
+# a floating-point number is as precise there as near 1. Values that they multiply must not be huge for that.
 _LARGEST_UNSHIFTED = 30.0
+_LARGEST_VALUE = 1e12
 
 
 def attention(
@@ -63,7 +64,7 @@ def attention(
     scale_factor = work.dtype.type(work.scale)
     for row, kv_head, tiles in work.heads():
         k_sd, v_sd = k[row, :, kv_head], v[row, :, kv_head]
-        longest_key = _longest(k_sd)
+        longest_key = _longest(k_sd) if np.abs(v_sd).max(initial=0) <= _LARGEST_VALUE else np.inf
         for tile in tiles:
             q_rows = tile.take(q) * scale_factor
             bounded = longest_key * _longest(q_rows) <= _LARGEST_UNSHIFTED
@@ -79,30 +80,28 @@ def merge(out: Floats, lse: Floats, other_out: Floats, other_lse: Floats) -> tup
     The sets must have no key in common. A part in which a query saw no key (lse -inf) changes nothing.
 
     Args:
-        out, other_out: (B, Sq, heads, Dv) of one dtype.
+        out, other_out: (B, Sq, heads, Dv).
         lse, other_lse: (B, Sq, heads) of one dtype.
 
     Returns:
-        out and lse, of the same shapes and dtypes; new arrays.
+        out and lse, of the same shapes and of lse's dtype; new arrays. So many float16 parts add up in float32, and
+        who wants float16 rounds once, at the end.
 
-    Raises ValueError for shapes that do not fit, TypeError for dtypes that differ.
+    Raises ValueError for shapes that do not fit, TypeError for lse of two dtypes.
     """
     if out.shape != other_out.shape or lse.shape != other_lse.shape or lse.shape != out.shape[:-1]:
         raise ValueError(
             f"merge: out {out.shape} with lse {lse.shape} and out {other_out.shape} with lse {other_lse.shape} do not "
             "fit; both parts need the same queries: out (B, Sq, heads, Dv) and lse (B, Sq, heads)"
         )
-    if out.dtype != other_out.dtype or lse.dtype != other_lse.dtype:
-        raise TypeError(
-            f"merge: one part is {out.dtype} with lse {lse.dtype}, the other {other_out.dtype} with lse "
-            f"{other_lse.dtype}; use the same dtypes in both"
-        )
+    if lse.dtype != other_lse.dtype:
+        raise TypeError(f"merge: lse of {lse.dtype} and of {other_lse.dtype}; use the same dtype in both parts")
     merged_lse = np.logaddexp(lse, other_lse)
     # exp(-inf - -inf) is no number; any finite shift makes weights of 0 where neither part saw a key.
     shift = np.where(np.isneginf(merged_lse), 0, merged_lse)
     merged = out * np.exp(lse - shift)[..., None]
     merged += other_out * np.exp(other_lse - shift)[..., None]
-    return merged.astype(out.dtype, copy=False), merged_lse
+    return merged.astype(lse.dtype, copy=False), merged_lse
 
 
 def _longest(rows: Floats) -> float:

@@ -53,3 +53,10 @@ def piece_of_row(piece: Range, seq_length: int, name: str) -> Range:
             f"{name} = ({start}, {stop}) must be a piece of a row: 0 <= start < stop <= seq_length = {seq_length}"
         )
     return start, stop
+
+
+def check_row(row: int, rows: int) -> None:
+    """Raises ValueError for a row that a mask of so many rows does not have; rows count from 0, not from the end."""
+    if not 0 <= row < rows:
+        has = "one row, 0" if rows == 1 else f"rows 0 to {rows - 1}"
+        raise ValueError(f"row {row} is outside the mask, which has {has}")

@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     show = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("show", help="draw a mask")
     source = show.add_mutually_exclusive_group(required=True)
     source.add_argument("--tokens", metavar="TOKENS", help="token ids as 5,6,0,7, or a .npy file of (S,) or (B, S)")
-    source.add_argument("--lengths", metavar="LENGTHS", help="document lengths as 5,7,4")
+    source.add_argument("--lengths", metavar="LENGTHS", help="document lengths as 5,7,4; rows of a batch as 3,5/8")
     show.add_argument("--eod", type=int, metavar="ID", help="with --tokens: the token that ends a document")
     show.add_argument("--cp", type=int, default=1, metavar="N", help="context-parallel ranks (default 1)")
     show.add_argument("--order", choices=("contiguous", "zigzag"), default="contiguous", help="how they cut a row")
@@ -55,7 +55,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _mask(arguments: argparse.Namespace) -> CompressedMask:
     if arguments.lengths is not None:
-        return from_lengths(_numbers(arguments.lengths, "--lengths"))
+        if arguments.eod is not None:
+            raise ValueError("--eod goes with --tokens: lengths already say where documents end")
+        rows = [_numbers(row, "--lengths") for row in arguments.lengths.split("/")]
+        return from_lengths(rows if len(rows) > 1 else rows[0])
     if arguments.eod is None:
         raise ValueError("--tokens needs --eod, the token that ends a document")
     return from_tokens(_tokens(arguments.tokens), arguments.eod)

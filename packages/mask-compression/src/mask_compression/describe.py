@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mask_compression.checks import check_row
 from mask_compression.mask import CompressedMask
-from mask_compression.sharding import Order, SequenceShard, remote_key_ranges, work_per_rank
+from mask_compression.sharding import Order, SequenceShard, remote_key_ranges, slowest_to_mean, work_per_rank
 from mask_compression.tiles import EMPTY, FULL, PARTIAL, tile_table
 
 _SIGNS = "·▒█"
 _ACROSS = 64
+_MOST_ACROSS = 4_096
 _SHOWN = 8
 
 
@@ -45,7 +47,7 @@ class Drawing:
     @property
     def imbalance(self) -> float:
         """Work of the slowest rank over the mean."""
-        return float(self.work.max() / self.work.mean())
+        return slowest_to_mean(self.work)
 
 
 def draw(
@@ -55,9 +57,13 @@ def draw(
 
     Raises ValueError for a row that does not exist, a tile below 1 and a sequence that cp cannot cut.
     """
-    if not 0 <= row < mask.rows:
-        raise ValueError(f"row {row} is outside the mask: rows go from 0 to {mask.rows - 1}")
+    check_row(row, mask.rows)
     size = -(-mask.seq_length // _ACROSS) if tile is None else tile
+    if size > 0 and mask.seq_length > size * _MOST_ACROSS:
+        raise ValueError(
+            f"a tile of {size} tokens gives {-(-mask.seq_length // size):,} tiles across, and at most {_MOST_ACROSS:,} "
+            f"are drawn: use a tile of {-(-mask.seq_length // _MOST_ACROSS):,} or more"
+        )
     work = work_per_rank(mask, cp, order)
     parts = []
     for rank in range(cp):

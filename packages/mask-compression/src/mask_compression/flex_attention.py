@@ -10,8 +10,9 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor  # type: ignore[import-not-found, unused-ignore]
 from torch.nn.attention.flex_attention import BlockMask  # type: ignore[import-not-found, unused-ignore]
 
-from mask_compression.checks import Range, piece_of_row
+from mask_compression.checks import Range
 from mask_compression.mask import CompressedMask
+from mask_compression.pieces import query_piece
 from mask_compression.tiles import FULL, PARTIAL, tile_table
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -22,7 +23,7 @@ def mask_mod(mask: CompressedMask, queries: Range | None = None, *, device: torc
 
     Looks one number up for each query: where its document starts. A mask of one row serves batches of any size.
     """
-    first, _ = _piece(mask, queries)
+    first, _ = query_piece(mask, queries, "mask_mod")
     starts = torch.from_numpy(mask.document_starts()).to(device)
     if mask.rows == 1:
         starts_of_row = starts[0]
@@ -56,7 +57,7 @@ def block_mask(
     whether empty or not. Raises ValueError for a piece that leaves the row and for a block size below 1.
     """
     size = (block_size, block_size) if isinstance(block_size, int) else block_size
-    first, stop = _piece(mask, queries)
+    first, stop = query_piece(mask, queries, "block_mask")
     table = tile_table(mask, size, query_ranges=((first, stop),))
     kinds = np.stack([table.grid(row) for row in range(mask.rows)])[:, None]
     # PyTorch pads short blocks at the edges with forbidden pairs, so it never calls them full.
@@ -73,10 +74,6 @@ def block_mask(
         mask_mod=mask_mod(mask, queries, device=device),
         seq_lengths=lengths,
     )
-
-
-def _piece(mask: CompressedMask, queries: Range | None) -> Range:
-    return (0, mask.seq_length) if queries is None else piece_of_row(queries, mask.seq_length, "queries")
 
 
 def _ordered(chosen: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mask_compression.checks import Ints, Range, integer_array, whole_number
+from mask_compression.checks import Ints, Range, check_row, integer_array, whole_number
 
 __all__ = ["CompressedMask", "Ints", "Range"]
 
@@ -42,6 +42,10 @@ class CompressedMask:
         ends.flags.writeable = False
         for name, value in (("rows", rows), ("seq_length", seq_length), ("ends", ends)):
             object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[type[CompressedMask], tuple[int, int, Ints]]:
+        # Made anew where it is unpickled or copied, so that its ends are read-only there too.
+        return CompressedMask, (self.rows, self.seq_length, self.ends)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CompressedMask):
@@ -92,7 +96,11 @@ class CompressedMask:
         return int((lengths * (lengths + 1) // 2).sum())
 
     def row_ends(self, row: int) -> Ints:
-        """Ends of the documents of one row, counted from the row's first token; the last is `seq_length`."""
+        """Ends of the documents of one row, counted from the row's first token; the last is `seq_length`.
+
+        Raises ValueError for a row that is not there.
+        """
+        check_row(row, self.rows)
         first, last = np.searchsorted(self.ends, [row * self.seq_length, (row + 1) * self.seq_length], side="right")
         return self.ends[first:last] - row * self.seq_length
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mask_compression.checks import Range, piece_of_row
+from mask_compression.checks import Range
 from mask_compression.mask import CompressedMask
+from mask_compression.pieces import query_piece
 
 
 class SegmentIds(NamedTuple):
@@ -31,7 +32,5 @@ def segment_ids(mask: CompressedMask, queries: Range | None = None) -> SegmentId
     leaves the row.
     """
     ids = mask.segment_ids()
-    first, stop = (
-        (0, mask.seq_length) if queries is None else piece_of_row(queries, mask.seq_length, "segment_ids: queries")
-    )
+    first, stop = query_piece(mask, queries, "segment_ids")
     return SegmentIds(ids[:, first:stop], ids)

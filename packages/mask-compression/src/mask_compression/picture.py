@@ -45,7 +45,7 @@ def _draw_tiles(drawing: Drawing, axes: Any) -> None:
     for kind, strength in _STRENGTH.items():
         pixels = np.where((drawing.grid == kind)[..., None], 1 - strength * (1 - colors), pixels)
     x = np.minimum(np.arange(drawing.grid.shape[1] + 1) * drawing.tile, size)
-    axes.pcolormesh(x, np.append(drawing.positions, size), pixels)
+    axes.pcolormesh(x, np.append(drawing.positions, size), pixels, rasterized=True)  # an SVG with a path a tile is huge
     for end in drawing.mask.row_ends(drawing.row)[:-1].tolist()[:200]:
         axes.axvline(end, color="#9aa5b1", linewidth=0.5)
         axes.axhline(end, color="#9aa5b1", linewidth=0.5)

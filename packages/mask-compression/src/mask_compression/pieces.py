@@ -31,9 +31,14 @@ class DocumentPieces:
     keys: Ints
 
 
+def query_piece(mask: CompressedMask, queries: Range | None, who: str) -> Range:
+    """The positions of every row that are queries, checked; None is the whole row."""
+    return (0, mask.seq_length) if queries is None else piece_of_row(queries, mask.seq_length, f"{who}: queries")
+
+
 def document_pieces(mask: CompressedMask, queries: Range | None, who: str) -> DocumentPieces:
     """What each document has in positions `queries` of its row (None: the whole row)."""
-    first, stop = (0, mask.seq_length) if queries is None else piece_of_row(queries, mask.seq_length, f"{who}: queries")
+    first, stop = query_piece(mask, queries, who)
     rows = mask.document_rows
     starts, ends = mask.starts - rows * mask.seq_length, mask.ends - rows * mask.seq_length
     in_piece = np.clip(ends, first, stop) - np.clip(starts, first, stop)

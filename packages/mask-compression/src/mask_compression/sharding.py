@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mask_compression.checks import Ints, Range, piece_of_row, whole_number
+from mask_compression.checks import Ints, Range, check_row, piece_of_row, whole_number
 from mask_compression.mask import CompressedMask
 from mask_compression.tiles import tile_table
 
@@ -87,7 +87,7 @@ def key_ranges(mask: CompressedMask, queries: Sequence[Range], row: int) -> tupl
     The keys of a range of queries are one range: from the start of its first document to its last query.
     Raises ValueError for ranges or a row that do not exist.
     """
-    _check_row(mask, row)
+    check_row(row, mask.rows)
     starts = mask.row_starts(row)
     needed = []
     for piece in queries:
@@ -109,7 +109,7 @@ def remote_key_ranges(mask: CompressedMask, shard: SequenceShard, row: int) -> t
 def segment_lengths(mask: CompressedMask, shard: SequenceShard, row: int) -> Ints:
     """int64 (pieces of documents,), lengths of the runs of one row's documents that a rank holds, in its order."""
     _check_shard(mask, shard)
-    _check_row(mask, row)
+    check_row(row, mask.rows)
     ends, starts = mask.row_ends(row), mask.row_starts(row)
     parts = [np.clip(ends, *piece) - np.clip(starts, *piece) for piece in shard.ranges]
     lengths = np.concatenate(parts)
@@ -135,7 +135,11 @@ def work_per_rank(mask: CompressedMask, cp: int, order: Order = "contiguous") ->
 
 def imbalance(mask: CompressedMask, cp: int, order: Order = "contiguous") -> float:
     """Work of the slowest rank over the mean: 1.0 is balanced; plain causal in contiguous order tends to 2 - 1/cp."""
-    work = work_per_rank(mask, cp, order)
+    return slowest_to_mean(work_per_rank(mask, cp, order))
+
+
+def slowest_to_mean(work: Ints) -> float:
+    """The largest of some ranks' work over their mean."""
     return float(work.max() / work.mean())
 
 
@@ -152,8 +156,3 @@ def _union(ranges: list[Range]) -> tuple[Range, ...]:
 def _check_shard(mask: CompressedMask, shard: SequenceShard) -> None:
     if shard.seq_length != mask.seq_length:
         raise ValueError(f"the shard's seq_length {shard.seq_length} is not the mask's seq_length {mask.seq_length}")
-
-
-def _check_row(mask: CompressedMask, row: int) -> None:
-    if not 0 <= row < mask.rows:
-        raise ValueError(f"row {row} is outside the mask: rows go from 0 to {mask.rows - 1}")

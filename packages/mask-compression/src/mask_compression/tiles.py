@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mask_compression.checks import Ints, Range, piece_of_row, whole_number
+from mask_compression.checks import Ints, Range, check_row, piece_of_row, whole_number
 from mask_compression.mask import CompressedMask
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
@@ -107,8 +107,7 @@ class TileTable:
 
         Raises ValueError for a row that is not there.
         """
-        if not 0 <= row < self.rows:
-            raise ValueError(f"TileTable.grid: row {row} is not one of the {self.rows} rows; use 0 to {self.rows - 1}")
+        check_row(row, self.rows)
         grid = np.full((self.query_tiles, self.key_tiles), EMPTY, np.int8)
         for first, stop, kind in ((self.first, self.stop, PARTIAL), (self.full_first, self.full_stop, FULL)):
             _, queries, keys = _listed(first[row : row + 1], stop[row : row + 1]).T
