@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_compression import CompressedMask, SequenceShard, causal, from_ends, from_lengths
 from mask_compression.ascend import (
@@ -220,6 +220,7 @@ def side_by_side(squares: list[Bools]) -> Bools:
 
 
 @given(pieces(), st.integers(0, 3))
+@settings(deadline=None)
 def test_packed_pieces_of_every_row(case: tuple[list[list[int]], tuple[int, int]], spare: int) -> None:
     rows, piece = case
     mask = from_lengths(rows)
@@ -233,6 +234,7 @@ def test_packed_pieces_of_every_row(case: tuple[list[list[int]], tuple[int, int]
 
 
 @given(st.integers(1, 24), st.data())
+@settings(deadline=None)
 def test_band_of_any_piece(size: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, size - 1))
     piece = (start, data.draw(st.integers(start + 1, size)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from mask_compression import (
     CompressedMask,
     causal,
@@ -85,6 +85,7 @@ def test_large_inputs_of_every_integer_type_are_cut_alike() -> None:
 
 
 @given(batches())
+@settings(deadline=None)
 def test_all_sources_give_the_same_mask(rows: list[list[int]]) -> None:
     size, count = sum(rows[0]), len(rows)
     ends = [np.cumsum(row).tolist() for row in rows]

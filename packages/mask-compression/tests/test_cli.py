@@ -44,6 +44,13 @@ def test_tiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert drawn(show(capsys, "--lengths", "12", "--tile", 4)) == ["▒··", "█▒·", "██▒"]
 
 
+def test_rows_of_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    text = show(capsys, "--lengths", "1,2/3", "--row", 1)
+    assert text.startswith("2 rows of 3 tokens, 3 documents")
+    assert drawn(text) == ["█··", "██·", "███"]
+    assert drawn(show(capsys, "--lengths", "1,2/3")) == ["█··", "·█·", "·██"]
+
+
 def test_context_parallel_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     text = show(capsys, "--lengths", "5,7,4", "--cp", 2)
     picture, ranks = text.split("\n\n")[1:]
@@ -84,6 +91,8 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path, cp: int) -
     show(capsys, "--lengths", "300,2000,796,1000", "--cp", cp, "--png", tmp_path / "a.png", "--svg", tmp_path / "a.svg")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert ElementTree.parse(tmp_path / "a.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    # 64 x 64 tiles as one image; a path for each would take some 800 kB.
+    assert (tmp_path / "a.svg").stat().st_size < 200_000
 
 
 def test_pictures_without_matplotlib(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_compression import SequenceShard, causal, from_lengths
 from mask_compression.flash_attn import VarlenArguments, varlen_arguments
@@ -28,6 +28,7 @@ def kernel(arguments: VarlenArguments, tokens: int) -> Bools:
 
 
 @given(batches(), st.data())
+@settings(deadline=None)
 def test_any_piece_of_every_row(rows: list[list[int]], data: st.DataObject) -> None:
     mask, size = from_lengths(rows), sum(rows[0])
     start = data.draw(st.integers(0, size - 1))

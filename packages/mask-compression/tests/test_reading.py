@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from mask_compression import CompressedMask, causal, eod_loss_mask, from_ends, from_lengths, from_tokens
 from mask_compression.pallas import segment_ids
 from mask_oracle import batches, square
 
 
 @given(batches())
+@settings(deadline=None)
 def test_token_wise_forms(rows: list[list[int]]) -> None:
     mask = from_lengths(rows)
     size = sum(rows[0])
@@ -31,6 +32,7 @@ def test_token_wise_forms(rows: list[list[int]]) -> None:
 
 
 @given(batches())
+@settings(deadline=None)
 def test_document_wise_forms(rows: list[list[int]]) -> None:
     mask = from_lengths(rows)
     size, flat = sum(rows[0]), [length for row in rows for length in row]
@@ -48,6 +50,7 @@ def test_document_wise_forms(rows: list[list[int]]) -> None:
 
 
 @given(batches())
+@settings(deadline=None)
 def test_fixed_width_form_closes_every_row(rows: list[list[int]]) -> None:
     mask = from_lengths(rows)
     size, most = sum(rows[0]), max(map(len, rows))
@@ -116,6 +119,7 @@ def test_cu_seqlens_that_does_not_fit_32_bits() -> None:
 
 
 @given(batches())
+@settings(deadline=None)
 def test_pallas_segment_ids_with_causal_are_the_mask(rows: list[list[int]]) -> None:
     mask, size = from_lengths(rows), sum(rows[0])
     for first, stop in {(0, size), (0, max(1, size // 2)), (size // 2, size)}:
@@ -134,6 +138,8 @@ def test_rows_that_are_not_there_are_refused() -> None:
         for row in (-1, 2):
             with pytest.raises(ValueError, match=f"row {row} is outside the mask, which has rows 0 to 1"):
                 read(row)
+        with pytest.raises(TypeError, match=r"row must be a whole number, not 0\.5"):
+            read(0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda mask: pickle.loads(pickle.dumps(mask))])

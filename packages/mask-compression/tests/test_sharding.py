@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_compression import (
     Order,
@@ -50,6 +50,7 @@ def test_zigzag_pieces() -> None:
 
 
 @given(batches(multiple=4), st.sampled_from([1, 2]), st.sampled_from(ORDERS))
+@settings(deadline=None)
 def test_ranks_share_all_positions_and_need_what_their_queries_see(
     rows: list[list[int]], cp: int, order: Order
 ) -> None:

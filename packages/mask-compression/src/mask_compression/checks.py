@@ -56,7 +56,12 @@ def piece_of_row(piece: Range, seq_length: int, name: str) -> Range:
 
 
 def check_row(row: int, rows: int) -> None:
-    """Raises ValueError for a row that a mask of so many rows does not have; rows count from 0, not from the end."""
+    """Rows count from 0, not from the end.
+
+    Raises ValueError for a row that a mask of so many rows does not have, TypeError for what is no whole number.
+    """
+    if not isinstance(row, (int, np.integer)):
+        raise TypeError(f"row must be a whole number, not {row!r}")
     if not 0 <= row < rows:
         has = "one row, 0" if rows == 1 else f"rows 0 to {rows - 1}"
         raise ValueError(f"row {row} is outside the mask, which has {has}")
