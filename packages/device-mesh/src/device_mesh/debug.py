@@ -20,6 +20,7 @@ from attrs import field, frozen
 
 from device_mesh import buffers
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
+from device_mesh.forwarding import ForwardingCommunicator
 
 _MESSAGE_BYTES = 2048
 _TEXT_CHARACTERS = 200
@@ -35,7 +36,7 @@ class CommunicatorMismatch(RuntimeError):
 
 
 @frozen(eq=False)
-class CheckedCommunicator:
+class CheckedCommunicator(ForwardingCommunicator):
     """A communicator that compares every collective call between the ranks before it makes it.
 
     Every collective raises `CommunicatorMismatch`, on all ranks of the group, when two ranks differ in the
@@ -46,7 +47,6 @@ class CheckedCommunicator:
     which calls were made: every further collective raises the same error on those that waited.
     """
 
-    _inner: Communicator
     _control: Communicator
     _timeout_seconds: float
     _given_up: list[_GivenUp] = field(factory=list, init=False, repr=False)
@@ -55,18 +55,6 @@ class CheckedCommunicator:
     def over(cls, inner: Communicator, timeout_seconds: float) -> CheckedCommunicator:
         """Collective over `inner`: the comparisons get a communicator of their own."""
         return cls(inner, inner.split(0), timeout_seconds)
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._inner.ranks
 
     def all_reduce(self, x: Array, op: ReduceOp = "sum", *, out: Array | None = None) -> Array:
         self._compare("all_reduce", x, {"op": op})
@@ -117,18 +105,6 @@ class CheckedCommunicator:
         self._compare("broadcast", x, {"root": int(root)})
         return self._inner.broadcast(x, root, out=out)
 
-    def send(self, x: Array, destination: int, *, tag: int = 0) -> None:
-        self._inner.send(x, destination, tag=tag)
-
-    def recv(self, out: Array, source: int, *, tag: int = 0) -> Array:
-        return self._inner.recv(out, source, tag=tag)
-
-    def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
-        return self._inner.isend(x, destination, tag=tag)
-
-    def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
-        return self._inner.irecv(out, source, tag=tag)
-
     def barrier(self) -> None:
         self._compare("barrier", None, {})
         self._inner.barrier()
@@ -139,9 +115,6 @@ class CheckedCommunicator:
 
     def subgroup(self, ranks: Sequence[int], *, tag: int = 0) -> Communicator:
         return CheckedCommunicator.over(self._inner.subgroup(ranks, tag=tag), self._timeout_seconds)
-
-    def abort(self, exit_code: int) -> NoReturn:
-        self._inner.abort(exit_code)
 
     def _compare(
         self,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
 
 from attrs import define, field, frozen
 
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
+from device_mesh.forwarding import ForwardingCommunicator
 
 
 @frozen
@@ -69,24 +69,11 @@ class Traffic:
 
 
 @frozen(eq=False)
-class CountingCommunicator:
+class CountingCommunicator(ForwardingCommunicator):
     """A communicator whose calls a `Traffic` writes down. Made by `Traffic.count`; groups split off are counted too."""
 
-    _inner: Communicator
     _name: str
     _traffic: Traffic
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._inner.ranks
 
     def all_reduce(self, x: Array, op: ReduceOp = "sum", *, out: Array | None = None) -> Array:
         self._write("all_reduce", 2 * x.nbytes * (self.size - 1) / self.size)
@@ -149,17 +136,11 @@ class CountingCommunicator:
         self._write("recv", out.nbytes)
         return self._inner.irecv(out, source, tag=tag)
 
-    def barrier(self) -> None:
-        self._inner.barrier()
-
     def split(self, color: int, *, key: int | None = None) -> Communicator:
         return self._traffic.count(self._inner.split(color, key=key), self._name)
 
     def subgroup(self, ranks: Sequence[int], *, tag: int = 0) -> Communicator:
         return self._traffic.count(self._inner.subgroup(ranks, tag=tag), self._name)
-
-    def abort(self, exit_code: int) -> NoReturn:
-        self._inner.abort(exit_code)
 
     def _write(self, operation: str, received: float) -> None:
         self._traffic._write(self._name, operation, received)
