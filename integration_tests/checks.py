@@ -268,9 +268,15 @@ def frozen_weights(communicator: Communicator) -> dict[str, Any]:
     }
 
 
+def corpora() -> dict[str, str]:
+    """By text the prefix of its corpus, from the folder that ranks are started with."""
+    found: dict[str, str] = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
+    return found
+
+
 def communication(communicator: Communicator) -> dict[str, dict[str, Any]]:
     """What this rank holds and receives in a step, measured and planned, by case; and how many ranks differ in it."""
-    corpora = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
+    texts = corpora()
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for case in (case for case in CASES if case.world == communicator.size and case.model.dtype == "float64"):
         kind: tuple[object, ...] = (case.dimensions, case.asynchronous)
@@ -278,7 +284,7 @@ def communication(communicator: Communicator) -> dict[str, dict[str, Any]]:
             kind += (case.loss_parallel, case.reshard, case.model.tied)
         if kind in found:
             continue
-        job = prepare(loads(case.yaml(corpora)), communicator.size)
+        job = prepare(loads(case.yaml(texts)), communicator.size)
         traffic = Traffic()
         trainer = Trainer(job, communicator, traffic=traffic)
         traffic.calls.clear()
@@ -299,10 +305,9 @@ def communication(communicator: Communicator) -> dict[str, dict[str, Any]]:
 
 def layer_traffic(communicator: Communicator) -> dict[str, list[list[Any]]]:
     """Calls on the tensor-parallel axis during the first block's forward and backward, and those outside blocks."""
-    corpora = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
     traffic = Traffic()
     case = Case(tp=communicator.size, loss_parallel=True)
-    Trainer(prepare(loads(case.yaml(corpora)), communicator.size), communicator, traffic=traffic).train_step()
+    Trainer(prepare(loads(case.yaml(corpora())), communicator.size), communicator, traffic=traffic).train_step()
     return {
         during: [
             [call.operation, call.received_bytes]
@@ -315,9 +320,8 @@ def layer_traffic(communicator: Communicator) -> dict[str, list[list[Any]]]:
 
 def live_activations(communicator: Communicator) -> dict[str, list[int]]:
     """The most tapes that were alive on each rank during a step of an interleaved pipeline; the schedule's numbers."""
-    corpora = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
     case = Case(pp=communicator.size, chunks=2, accumulation=9, model=Model(layers=2 * communicator.size, batch=36))
-    trainer = Trainer(prepare(loads(case.yaml(corpora)), communicator.size), communicator)
+    trainer = Trainer(prepare(loads(case.yaml(corpora())), communicator.size), communicator)
     alive: WeakSet[Tape] = WeakSet()
     peak = 0
 

@@ -110,15 +110,24 @@ def attention_everywhere(communicator: Communicator) -> dict[str, float]:
     return found
 
 
+class AttentionCell(nn.Cell):
+    """An attention alone in a cell, whose forward keeps what its backward needs."""
+
+    def __init__(self, attention: Attention, mask: CompressedMask, scale: float) -> None:
+        super().__init__()
+        self._attention, self._mask, self._scale = attention, mask, scale
+        self.set_grad(True)
+
+    def construct(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._attention(q, k, v, scale=self._scale, mask=self._mask)
+
+
 def _run(attention: Attention, arrays: list[np.ndarray], mask: CompressedMask) -> tuple[np.ndarray, ...]:
     """Output and gradients of a rank's part."""
     *qkv, d_out = (Tensor(np.ascontiguousarray(array)) for array in arrays)
-
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, scale=HEAD_DIM**-0.5, mask=mask)
-
-    out = forward(*qkv).asnumpy()
-    gradients = ops.GradOperation(get_all=True, sens_param=True)(forward)(*qkv, d_out)
+    cell = AttentionCell(attention, mask, HEAD_DIM**-0.5)
+    out = cell(*qkv).asnumpy()
+    gradients = ops.GradOperation(get_all=True, sens_param=True)(cell)(*qkv, d_out)
     return out, *(gradient.asnumpy() for gradient in gradients)
 
 
@@ -139,20 +148,8 @@ def ring_memory(communicator: Communicator) -> dict[str, list[float]]:
     return found
 
 
-class AttentionCell(nn.Cell):
-    """An attention alone in a cell, whose forward keeps what its backward needs."""
-
-    def __init__(self, attention: Attention, mask: CompressedMask) -> None:
-        super().__init__()
-        self._attention, self._mask = attention, mask
-        self.set_grad(True)
-
-    def construct(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attention(q, k, v, scale=1.0, mask=self._mask)
-
-
 def _peaks(attention: Attention, mask: CompressedMask, kv_heads: int, size: int) -> list[float]:
-    cell = AttentionCell(attention, mask)
+    cell = AttentionCell(attention, mask, scale=1.0)
     backward = ops.GradOperation(get_all=True, sens_param=True)(cell)
     q, k, v = (Tensor(np.ones((1, 512, kv_heads, size), np.float32)) for _ in range(3))
     block = 2 * k.asnumpy().nbytes

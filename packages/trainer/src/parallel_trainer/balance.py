@@ -39,7 +39,7 @@ def attention_work(job: Job, step: int) -> AttentionWork:
         for batch in job.loader(shard_index).micro_batches(step)
     ]
     return AttentionWork(
-        pairs=sum(visible_pairs(mask, [(0, length)]) for mask in masks),
+        pairs=sum(mask.visible_pairs for mask in masks),
         causal_pairs=sum(mask.rows for mask in masks) * length * (length + 1) // 2,
         slowest_to_mean={order: _slowest_to_mean(job.plan, order, masks) for order in _orders(job.plan, length)},
     )

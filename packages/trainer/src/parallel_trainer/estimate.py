@@ -19,7 +19,7 @@ from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.models.config import Qwen3Config, model_config
 from parallel_trainer.parallel.layout import TensorPart, tensor_part
-from parallel_trainer.parallel.pipeline import schedule, stage_units
+from parallel_trainer.parallel.pipeline import schedule, stage_units, weight_ranks
 from parallel_trainer.parallel.weights import Weight, shard_sizes, split_evenly
 
 KINDS = {"embed_tokens": "embedding", "lm_head": "head", "self_attn": "attention", "mlp": "feed-forward"}
@@ -49,7 +49,7 @@ class Estimate:
     job, rank: what is asked about.
     chunks:    the weights of each unit of each of the rank's chunks, in the order they run.
     model_size: elements of the whole model.
-    shared:    names of weights that the first and the last stage of a pipeline share.
+    shared:    names of weights that two ranks of a pipeline share, the first and the last.
     """
 
     job: Job
@@ -57,7 +57,7 @@ class Estimate:
     chunks: tuple[tuple[tuple[HeldWeight, ...], ...], ...]
     mesh: ParallelMesh
     model_size: int
-    shared: AbstractSet[str] = frozenset()
+    shared: AbstractSet[str]
 
     @property
     def units(self) -> tuple[tuple[HeldWeight, ...], ...]:
@@ -87,14 +87,13 @@ class Estimate:
             tuple(tuple(held(weight) for weight in unit.weights) for unit in units)
             for units in stages[stage :: job.plan.pp]
         )
-        names = [{weight.name for unit in units for weight in unit.weights} for units in stages]
         return cls(
             job,
             rank,
             chunks,
             mesh,
             model_size=sum(weight.size for weight in model.weights),
-            shared=names[0] & names[-1] if job.plan.pp > 1 else frozenset(),
+            shared={name for name, ranks in weight_ranks(stages, job.plan.pp).items() if len(ranks) > 1},
         )
 
     @property
@@ -151,13 +150,14 @@ class Estimate:
     def _of_weights(self) -> Iterator[tuple[str, int]]:
         plan, size = self.job.plan, self.job.dtype.itemsize
         if plan.fsdp > 1:
-            steps = plan.num_accumulation_steps
-            once = [held for unit in self.units for held in unit] if plan.reshard_after_forward else self.weights
-            for held in once:
-                times = 2 * steps if plan.reshard_after_forward else 1
-                yield "fsdp", times * (held.part.size - held.elements) * size
-            for held in once:
-                yield "fsdp", (steps if plan.reshard_after_forward else 1) * (plan.fsdp - 1) * held.elements * size
+            if plan.reshard_after_forward:  # each use by a unit, forward and backward, in each micro-batch
+                used, scatters = [held for unit in self.units for held in unit], plan.num_accumulation_steps
+                gathers = 2 * scatters
+            else:
+                used, gathers, scatters = list(self.weights), 1, 1
+            for held in used:
+                yield "fsdp", gathers * (held.part.size - held.elements) * size
+                yield "fsdp", scatters * (plan.fsdp - 1) * held.elements * size
         areas: Counter[tuple[int, bool]] = Counter()
         for held in self.weights:
             areas[held.part.copies, held.part.weight.name in self.shared] += held.elements
@@ -168,7 +168,7 @@ class Estimate:
 
     def _of_activations(self) -> Iterator[tuple[str, int]]:
         plan, size, model = self.job.plan, self.job.dtype.itemsize, model_config(self.job.config.model)
-        tokens = plan.local_batch_size * self.job.seq_length // plan.cp
+        tokens = _tokens(self.job)
         border = (plan.tp - 1) * tokens // plan.tp * model.hidden_size * size
         steps, last = plan.num_accumulation_steps, plan.pp * plan.interleave_num - 1
         layers = sum(b - a + 1 for a, b in (plan.stage_layers[stage] for stage in self.stages))
@@ -190,6 +190,11 @@ class Estimate:
         yield "loss", 2 * _all_reduce(plan.data_parallel * plan.cp, 8)
         yield "pp", _all_reduce(plan.pp, 8)
         yield "world", _all_reduce(plan.world_size, 8)
+
+
+def _tokens(job: Job) -> int:
+    """Tokens of a micro-batch within a region of split weights."""
+    return job.plan.local_batch_size * job.seq_length // job.plan.cp
 
 
 def _all_reduce(ranks: int, nbytes: int) -> int:
@@ -228,7 +233,7 @@ def _attention(job: Job, model: Qwen3Config, tokens: int) -> int:
 def _block_activations(job: Job) -> int:
     """Elements that a block keeps for the backward pass of one micro-batch, counted by what the kernels save."""
     plan, model = job.plan, model_config(job.config.model)
-    inside = plan.local_batch_size * job.seq_length // plan.cp
+    inside = _tokens(job)
     heads = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
     query, inner = model.num_attention_heads * model.head_dim, model.intermediate_size
     entered = 2 * inside * model.hidden_size if plan.tp > 1 else 0
@@ -240,6 +245,6 @@ def _block_activations(job: Job) -> int:
 def _end_activations(job: Job) -> int:
     """Elements that the embedding or the head keeps, of which the head has most."""
     plan, model = job.plan, model_config(job.config.model)
-    inside = plan.local_batch_size * job.seq_length // plan.cp
+    inside = _tokens(job)
     logits = inside * model.vocab_size // (plan.tp if job.config.parallelism.enable_loss_parallel else 1)
     return logits + 2 * inside // plan.tp * model.hidden_size

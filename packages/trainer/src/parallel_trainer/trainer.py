@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import mindspore as ms
 import numpy as np
@@ -14,13 +14,12 @@ from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
-from parallel_trainer.models.unit import Unit
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.context_parallel import build_attention, cut
 from parallel_trainer.parallel.fully_shard import ShardedWeights
-from parallel_trainer.parallel.pipeline import Pipeline, stage_units
+from parallel_trainer.parallel.pipeline import Pipeline, stage_units, weight_ranks
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.step import StepResult, training_step
@@ -59,12 +58,7 @@ class Trainer:
         )
         self.model_weights = model.weights
         stages = stage_units(model.units, plan.stage_layers)
-        self.first_stage = {
-            weight.name: stage
-            for stage, units in reversed(list(enumerate(stages)))
-            for unit in units
-            for weight in unit.weights
-        }
+        self.weight_ranks = weight_ranks(stages, plan.pp)
         pp_group = self.groups["pp"]
         own = stages[pp_group.rank :: plan.pp]
         self.weights = ShardedWeights(
@@ -72,7 +66,7 @@ class Trainer:
             communicators=self.groups,
             dtype=job.dtype,
             seed=config.training.seed,
-            sharers=_sharers(stages, pp_group),
+            sharers=_sharers(self.weight_ranks, pp_group),
             average=not config.parallelism.disable_gradient_division,
         )
         self.pipeline = Pipeline(
@@ -132,7 +126,7 @@ class Trainer:
         """Name and full value of every weight, one at a time. Collective over the world."""
         pp_group = self.groups["pp"]
         for weight in self.model_weights:
-            owner = self.first_stage[weight.name] % pp_group.size
+            owner = self.weight_ranks[weight.name][0]
             if pp_group.rank == owner:
                 value = self.weights.full_value(weight.name)
             else:
@@ -140,17 +134,12 @@ class Trainer:
             yield weight.name, pp_group.broadcast(value, owner)
 
 
-def _sharers(stages: Sequence[Sequence[Unit]], group: Communicator) -> dict[str, Communicator]:
+def _sharers(weight_ranks: Mapping[str, tuple[int, ...]], group: Communicator) -> dict[str, Communicator]:
     """The pipeline ranks that hold the same weight, for each that this rank shares (a tied head)."""
-    ranks: dict[str, set[int]] = {}
-    for stage, units in enumerate(stages):
-        for unit in units:
-            for weight in unit.weights:
-                ranks.setdefault(weight.name, set()).add(stage % group.size)
     return {
-        name: group.subgroup(sorted(holders))
-        for name, holders in ranks.items()
-        if len(holders) > 1 and group.rank in holders
+        name: group.subgroup(sorted(ranks))
+        for name, ranks in weight_ranks.items()
+        if len(ranks) > 1 and group.rank in ranks
     }
 
 

@@ -40,8 +40,10 @@ def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
         inputs, labels = tokens[:-1].copy(), tokens[1:].copy()
     else:
         inputs, labels = tokens.copy(), np.append(tokens[1:], np.int32(settings.pad))
-    ends = inputs == settings.eod
-    mask = from_tokens(inputs, settings.eod) if settings.separate_documents else causal(len(inputs))
+    whole = causal(len(inputs))
+    by_document = settings.separate_documents or settings.reset_position_ids
+    documents = from_tokens(inputs, settings.eod) if by_document else whole
+    mask = documents if settings.separate_documents else whole
     if settings.max_documents is not None and len(mask.ends) > settings.max_documents:
         raise UserError(
             f"A sample has {len(mask.ends)} documents, and actual_seq_len has room for {settings.max_documents}: write "
@@ -50,19 +52,11 @@ def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
         )
     loss_mask = (labels != settings.pad).astype(np.float32)
     if settings.eod_mask_loss:
-        loss_mask[ends] = 0
-    positions = restarting_positions(ends) if settings.reset_position_ids else np.arange(len(inputs))
+        loss_mask[inputs == settings.eod] = 0
+    (positions,) = documents.position_ids(reset=settings.reset_position_ids)
     inputs[inputs == settings.pad] = 0
     labels[labels == settings.pad] = 0
-    return Sample(inputs, labels, loss_mask, positions.astype(np.int32), mask.ends)
-
-
-def restarting_positions(ends: np.ndarray) -> np.ndarray:
-    """Positions (S,) that start again at 0 after each place where `ends`, bool (S,), is true."""
-    places = np.arange(len(ends))
-    starts = np.zeros(len(ends), dtype=places.dtype)
-    starts[1:] = np.where(ends[:-1], places[1:], 0)
-    return places - np.maximum.accumulate(starts)
+    return Sample(inputs, labels, loss_mask, positions, mask.ends)
 
 
 def stack(samples: Sequence[Sample]) -> MicroBatch:

@@ -33,6 +33,12 @@ class Kernels(Protocol):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias` for x (..., in), weight (out, in), bias (out,); returns (..., out)."""
 
+    def linear_reduce_scatter(self, x: Tensor, weight: Tensor, group: Communicator) -> Tensor:
+        """This rank's tokens of the sum of every rank's `x @ weight.T`: x (T, in), weight (out, in), (T/ranks, out).
+
+        The ranks of `group` hold the inputs' parts. Backward, the gradients of all tokens are gathered.
+        """
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x²) + eps) * weight` over the last dimension; x (..., n), weight (n,).
 

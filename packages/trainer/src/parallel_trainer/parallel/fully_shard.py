@@ -125,7 +125,8 @@ class ShardedWeights:
                 self.trainable_size = size
                 first = self._areas.get(self._area(part), sharded.slice).start
                 self._areas[self._area(part)] = slice(first, size)
-        self._holders = {copies: self._holders_of(copies) for copies in sorted({copies for copies, _ in self._areas})}
+        several = sorted({copies for copies, _ in self._areas if copies > 1})
+        self._holders = {copies: self._holders_of(copies) for copies in several}
         self.values = np.empty(size, dtype)
         self.gradients = np.zeros(self.trainable_size, dtype)
         for sharded in self:

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import field, frozen
 from device_mesh import Communicator, Request, connect
 from mindspore import Tensor
-from pipeline_schedule import Callbacks, Executor, Message, Schedule, interleaved_1f1b, one_f_one_b, overlap_p2p
+from pipeline_schedule import Callbacks, Executor, Message, Schedule, generate, overlap_p2p
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.models.unit import Unit
@@ -28,7 +28,7 @@ StageLayers = Sequence[tuple[int, int]]
 @lru_cache(maxsize=8)
 def schedule(stages: int, chunks: int, micro_batches: int, *, overlap: bool = False) -> Schedule:
     """Interleaved 1F1B, which for one chunk on each rank is 1F1B."""
-    made = one_f_one_b(stages, micro_batches) if chunks == 1 else interleaved_1f1b(stages, chunks, micro_batches)
+    made = generate(None, stages, micro_batches, chunks)
     return overlap_p2p(made) if overlap else made
 
 
@@ -39,6 +39,16 @@ def stage_units(units: Sequence[Unit], stage_layers: StageLayers) -> list[tuple[
     stages[0] = (embedding, *stages[0])
     stages[-1] = (*stages[-1], head)
     return stages
+
+
+def weight_ranks(stages: Sequence[Sequence[Unit]], pp: int) -> dict[str, tuple[int, ...]]:
+    """By the name of a weight the pipeline ranks that use it, that of its first stage first; a tied head has two."""
+    found: dict[str, tuple[int, ...]] = {}
+    for stage, units in enumerate(stages):
+        for weight in (weight for unit in units for weight in unit.weights):
+            ranks = found.get(weight.name, ())
+            found[weight.name] = ranks if stage % pp in ranks else (*ranks, stage % pp)
+    return found
 
 
 @frozen(eq=False)

@@ -12,13 +12,10 @@ Shoeybi et al., arXiv:1909.08053; Korthikanti et al., arXiv:2205.05198, section 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from attrs import frozen
 from device_mesh import Communicator, autograd, connect
 from mindspore import Tensor
-from mindspore.common import _Function
 
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.parallel.weights import split_evenly
@@ -53,7 +50,7 @@ class TensorParallel:
         """
         if self.group.size == 1:
             return self.kernels.linear(x_TI, weight, bias)
-        out = _RowLinear.apply(x_TI, weight, self.group)
+        out = self.kernels.linear_reduce_scatter(x_TI, weight, self.group)
         return out if bias is None else out + bias
 
     def embedding(self, ids: Tensor, table: Tensor, vocab_size: int) -> Tensor:
@@ -76,43 +73,10 @@ class TensorParallel:
 
     def whole_logits(self, logits_TV: Tensor, vocab_size: int) -> Tensor:
         """Logits (T, V) from those of each rank's part of the vocabulary."""
-        sizes = [stop - start for start, stop in (split_evenly(vocab_size, self.group.size, r) for r in self._ranks)]
+        parts = (split_evenly(vocab_size, self.group.size, rank) for rank in range(self.group.size))
+        sizes = [stop - start for start, stop in parts]
         return autograd.gather_from_group(logits_TV, self.group, dim=-1, sizes=sizes)
 
     def vocabulary(self, vocab_size: int) -> tuple[int, int]:
         """The ids `first` to `stop - 1` that this rank holds."""
         return split_evenly(vocab_size, self.group.size, self.group.rank)
-
-    @property
-    def _ranks(self) -> range:
-        return range(self.group.size)
-
-
-class _RowLinear(_Function):
-    """A linear and the reduce-scatter of its result. The gathering of its gradient is under way during the work that
-    this rank's own tokens make possible."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, group: Communicator) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.group = group
-        return Tensor.from_numpy(group.reduce_scatter(np.matmul(x.asnumpy(), weight.asnumpy().T)))
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, weight = (tensor.asnumpy() for tensor in ctx.saved_tensors)
-        own = dy.asnumpy()
-        gathered = np.empty((len(x), own.shape[1]), own.dtype)
-        request = ctx.group.iall_gather(own, out=gathered)
-        first, stop = len(own) * ctx.group.rank, len(own) * (ctx.group.rank + 1)
-        d_weight = weight_gradient(own, x[first:stop])
-        request.wait()
-        dx = np.matmul(gathered, weight)
-        for others in (slice(0, first), slice(stop, None)):
-            d_weight += weight_gradient(gathered[others], x[others])
-        return Tensor.from_numpy(dx), Tensor.from_numpy(d_weight), None
-
-
-def weight_gradient(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """What tokens with inputs x (T, I) and output gradients dy (T, H) add to a weight's gradient, (H, I)."""
-    return np.matmul(dy.T, x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from parallel_trainer.kernels.cpu.attention import attention
 from parallel_trainer.kernels.cpu.cross_entropy import cross_entropy_sum
 from parallel_trainer.kernels.cpu.embedding import embedding
-from parallel_trainer.kernels.cpu.linear import linear
+from parallel_trainer.kernels.cpu.linear import linear, linear_reduce_scatter
 from parallel_trainer.kernels.cpu.rms_norm import rms_norm
 from parallel_trainer.kernels.cpu.rotary import rotary, rotary_table
 from parallel_trainer.kernels.cpu.swiglu import swiglu
@@ -18,6 +18,7 @@ __all__ = [
     "cross_entropy_sum",
     "embedding",
     "linear",
+    "linear_reduce_scatter",
     "rms_norm",
     "rotary",
     "rotary_table",

@@ -1,10 +1,11 @@
-"""Products with a weight matrix, always as two-dimensional BLAS calls."""
+"""Products with a weight matrix, always as two-dimensional BLAS calls, by itself or with the ranks that share it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from device_mesh import Communicator
 from mindspore import Tensor
 from mindspore.common import _Function
 
@@ -37,3 +38,37 @@ class _Linear(_Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See `Kernels.linear`."""
     return _Linear.apply(x, weight, bias)
+
+
+class _LinearReduceScatter(_Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, group: Communicator) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group = group
+        return Tensor.from_numpy(group.reduce_scatter(np.matmul(x.asnumpy(), weight.asnumpy().T)))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = (tensor.asnumpy() for tensor in ctx.saved_tensors)
+        own = dy.asnumpy()
+        gathered = np.empty((len(x), own.shape[1]), own.dtype)
+        # Under way during the work that this rank's own tokens make possible.
+        request = ctx.group.iall_gather(own, out=gathered)
+        first, stop = len(own) * ctx.group.rank, len(own) * (ctx.group.rank + 1)
+        d_weight = weight_gradient(own, x[first:stop])
+        request.wait()
+        dx = np.matmul(gathered, weight)
+        for others in (slice(0, first), slice(stop, len(x))):
+            if others.start < others.stop:
+                d_weight += weight_gradient(gathered[others], x[others])
+        return Tensor.from_numpy(dx), Tensor.from_numpy(d_weight), None
+
+
+def linear_reduce_scatter(x: Tensor, weight: Tensor, group: Communicator) -> Tensor:
+    """See `Kernels.linear_reduce_scatter`."""
+    return _LinearReduceScatter.apply(x, weight, group)
+
+
+def weight_gradient(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """What tokens with inputs x (T, in) and output gradients dy (T, out) add to a weight's gradient, (out, in)."""
+    return np.matmul(dy.T, x)
