@@ -1,6 +1,6 @@
 """What a plan costs a rank, from declarations and arithmetic: parameters, memory and communication of one step.
 
-Parameters and communication are exact, and tests hold them against what runs measure; activations are an estimate.
+Parameters and communication are counted as runs count them, and tests compare; memory is an estimate.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Estimate:
 
     @classmethod
     def of(cls, job: Job, rank: int = 0) -> Estimate:
-        """For rank `rank` of the job's world. Rank 0 holds the most where sizes do not divide."""
+        """For rank `rank` of the job's world. The first rank of a stage holds most where sizes do not divide."""
         mesh = ParallelMesh(job.plan)
 
         def held(weight: Weight) -> HeldWeight:
