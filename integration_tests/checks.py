@@ -35,6 +35,7 @@ from parallel_trainer.parallel.weights import Constant, Normal, Weight
 from parallel_trainer.step import StepResult, training_step
 from parallel_trainer.trainer import Trainer
 from pipeline_schedule import peak_activations
+from weight_checks import fused_weights
 
 
 class Scalar(Unit):
@@ -45,7 +46,7 @@ class Scalar(Unit):
 
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
         at_one, slope = (float(value) for value in batch.position_ids[0])
-        return at_one + slope * mint.sum(weights[0] - 1.0)
+        return (at_one + slope * mint.sum(weights[0] - 1.0)).reshape(1)
 
 
 def scalar_part(loss_sum: float, slope: float, valid_tokens: int) -> MicroBatch:
@@ -355,6 +356,7 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     uneven_shards: (4,),
     memory: (4,),
     frozen_weights: (2, 4),
+    fused_weights: (2, 4),
     attention_everywhere: (2, 4, 8),
     empty_blocks: (2, 4, 8),
     ring_memory: (4, 8),

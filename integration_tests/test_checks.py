@@ -56,6 +56,16 @@ def test_frozen_weight_has_no_gradient_and_changes_no_other(reports: Reports, wo
     assert found["state_elements"] == 2 * 7 * 7
 
 
+@pytest.mark.parametrize(("world", "blocks"), [(2, [3, 2]), (4, [2, 1, 1, 1])])
+def test_fused_weight_keeps_the_blocks_of_both_its_parts_together(
+    reports: Reports, world: int, blocks: list[int]
+) -> None:
+    found = reports[world]["checks"]["fused_weights"]
+    assert found["held"] == [2 * 4 * number for number in blocks]
+    assert found["loss"] == pytest.approx(found["expected loss"], rel=1e-13)
+    assert max(found["differences"].values()) < 1e-12
+
+
 def test_activations_are_freed_after_their_backward_and_never_more_than_the_schedule_has(reports: Reports) -> None:
     found = reports[4]["checks"]["live_activations"]
     assert found["peaks"] == found["schedule"]

@@ -18,7 +18,7 @@ from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.models.config import Qwen3Config, model_config
-from parallel_trainer.parallel.layout import TensorPart, tensor_part
+from parallel_trainer.parallel.layout import WeightPart, weight_part
 from parallel_trainer.parallel.pipeline import schedule, stage_units, weight_ranks
 from parallel_trainer.parallel.weights import Weight, shard_sizes, split_evenly
 
@@ -30,7 +30,7 @@ KINDS = {"embed_tokens": "embedding", "lm_head": "head", "self_attn": "attention
 class HeldWeight:
     """What one rank holds of a weight: `elements` of its tensor-parallel part, which has `part.size`."""
 
-    part: TensorPart
+    part: WeightPart
     elements: int
 
     @property
@@ -76,8 +76,9 @@ class Estimate:
         mesh = ParallelMesh(job.plan)
 
         def held(weight: Weight) -> HeldWeight:
-            part = tensor_part(weight, job.plan.tp, mesh.axis("tp").index(rank))
-            shards = mesh.axis(weight.axis)
+            split = mesh.axis(weight.split_axis)
+            part = weight_part(weight, split.size, split.index(rank))
+            shards = mesh.axis(weight.shard_axis)
             return HeldWeight(part, shard_sizes(part.size, shards.size)[shards.index(rank)])
 
         model = build_model(job.config.model, kernels("cpu"))

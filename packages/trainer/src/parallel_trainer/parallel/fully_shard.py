@@ -1,7 +1,7 @@
 """FSDP and HSDP: weights live as flat shards and are gathered only while a unit runs.
 
-What is sharded is the part of a weight that tensor parallelism leaves to this rank; where several of its ranks hold the
-same part, their gradients are parts of a sum.
+What is sharded is the part of a weight that tensor or expert parallelism leaves to this rank; where several
+tensor-parallel ranks hold the same part, their gradients are parts of a sum.
 Method: ZeRO stage 3 (Rajbhandari et al., https://arxiv.org/abs/1910.02054), replicated over `dp_replicate` for HSDP.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from device_mesh import Communicator
 from mindspore import Tensor, mint
 
-from parallel_trainer.parallel.layout import TensorPart, tensor_part
+from parallel_trainer.parallel.layout import WeightPart, weight_part
 from parallel_trainer.parallel.weights import Weight, shard_sizes
 
 _MINDSPORE_DTYPES = {np.dtype(np.float32): ms.float32, np.dtype(np.float64): ms.float64}
@@ -25,6 +25,11 @@ class AxisGroups(Protocol):
     """This rank's group on each mesh axis: `device_mesh.AxisCommunicators`, or a plain dict."""
 
     def __getitem__(self, axis: str, /) -> Communicator: ...
+
+
+def averaging_divisor(communicators: AxisGroups) -> int:
+    """What averaging divides the sum of the ranks' gradients by: how many ranks have samples or tokens of their own."""
+    return communicators["dp_replicate"].size * communicators["fsdp"].size
 
 
 class ShardedWeight:
@@ -37,7 +42,7 @@ class ShardedWeight:
     tensor:   the whole part. Its memory is empty unless the weight is gathered.
     """
 
-    def __init__(self, part: TensorPart, group: Communicator, offset: int, dtype: np.dtype) -> None:
+    def __init__(self, part: WeightPart, group: Communicator, offset: int, dtype: np.dtype) -> None:
         self.part = part
         self.group = group
         self.sizes = shard_sizes(part.size, group.size)
@@ -91,7 +96,8 @@ class ShardedWeights:
     divisor:   what averaging divides each gradient by; the loss carries it as a factor to make up for it.
 
     weights:        the model's weights; a weight that appears twice (tied) is one weight.
-    communicators:  this rank's groups by mesh axis; `fsdp`, `dp_replicate` and `tp` are used.
+    communicators:  this rank's groups by mesh axis; `fsdp`, `dp_replicate` and `tp` are used, and for expert weights
+        `efsdp` and `ep`.
     dtype:          float32 or float64, of values and gradients.
     seed:           of the initial values, which do not depend on how the weights are spread.
     sharers:        by name of a weight that other stages of a pipeline use as well: the ranks that hold the same shard.
@@ -109,16 +115,17 @@ class ShardedWeights:
         average: bool = False,
     ) -> None:
         self._sharers = sharers or {}
+        self._groups = communicators
         self.replicas, self.tp = communicators["dp_replicate"], communicators["tp"]
-        self.divisor = self.replicas.size * communicators["fsdp"].size if average else 1
+        self.divisor = averaging_divisor(communicators) if average else 1
         unique = {weight.name: weight for weight in weights}
-        parts = [tensor_part(weight, self.tp.size, self.tp.rank) for weight in unique.values()]
+        parts = [self._part(weight) for weight in unique.values()]
         self._by_name: dict[str, ShardedWeight] = {}
         size = self.trainable_size = 0
         # Weights of which equally many ranks hold the same part lie side by side: one reduction for each number.
         self._areas: dict[tuple[int, bool], slice] = {}
         for part in sorted(parts, key=lambda part: (not part.weight.trainable, *self._area(part))):
-            sharded = ShardedWeight(part, communicators[part.weight.axis], size, np.dtype(dtype))
+            sharded = ShardedWeight(part, communicators[part.weight.shard_axis], size, np.dtype(dtype))
             self._by_name[part.weight.name] = sharded
             size = sharded.slice.stop
             if part.weight.trainable:
@@ -135,7 +142,11 @@ class ShardedWeights:
                 seed=seed, start=sharded.start, stop=sharded.start + sharded.values.size
             )
 
-    def _area(self, part: TensorPart) -> tuple[int, bool]:
+    def _part(self, weight: Weight) -> WeightPart:
+        group = self._groups[weight.split_axis]
+        return weight_part(weight, group.size, group.rank)
+
+    def _area(self, part: WeightPart) -> tuple[int, bool]:
         return part.copies, part.weight.name in self._sharers
 
     def _holders_of(self, copies: int) -> Communicator:
@@ -144,6 +155,9 @@ class ShardedWeights:
 
     def __iter__(self) -> Iterator[ShardedWeight]:
         return iter(self._by_name.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
 
     def __getitem__(self, name: str) -> ShardedWeight:
         return self._by_name[name]
@@ -181,15 +195,16 @@ class ShardedWeights:
         return next(iter(self._sharers.values()))
 
     def full_value(self, name: str) -> np.ndarray:
-        """The whole value of a weight; collective over its shard and tensor-parallel groups."""
+        """The whole value of a weight; collective over the ranks that it is split over."""
         sharded = self[name]
         return self._whole(sharded.weight, sharded.group.all_gather(sharded.values, sizes=sharded.sizes))
 
     def _whole(self, weight: Weight, part: np.ndarray) -> np.ndarray:
-        if weight.tp_dim is None or self.tp.size == 1:
+        group = self._groups[weight.split_axis]
+        if weight.split_dim is None or group.size == 1:
             return part.reshape(weight.shape)
-        parts = [tensor_part(weight, self.tp.size, rank) for rank in range(self.tp.size)]
-        every = self.tp.all_gather(part, sizes=[held.size for held in parts])
+        parts = [weight_part(weight, group.size, rank) for rank in range(group.size)]
+        every = group.all_gather(part, sizes=[held.size for held in parts])
         whole = np.empty(weight.shape, part.dtype)
         ends = np.cumsum([held.size for held in parts])
         for held, values in zip(parts, np.split(every, ends[:-1]), strict=True):

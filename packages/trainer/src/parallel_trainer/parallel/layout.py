@@ -1,7 +1,8 @@
 """Which part of a weight each rank holds: one function, for everything that has to know.
 
-Tensor parallelism splits a dimension of a weight; what a rank then holds is laid out as a flat array and cut once more
-over the shard group (`fully_shard.py`). Nothing is padded: sizes that do not divide give parts of different sizes.
+Tensor or expert parallelism splits a dimension of a weight; what a rank then holds is laid out as a flat array and cut
+once more over the shard group (`fully_shard.py`). Nothing is padded: sizes that do not divide give parts of different
+sizes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ Range = tuple[int, int]
 
 
 @frozen
-class TensorPart:
-    """What one tensor-parallel rank holds of a weight.
+class WeightPart:
+    """What one rank of a weight's split axis holds of it.
 
     weight: the whole weight's declaration.
-    ranges: the indices of `weight.tp_dim` that the rank holds, in the order in which it holds them.
+    ranges: the indices of `weight.split_dim` that the rank holds, in the order in which it holds them.
     copies: how many ranks of the group hold this same part: all of them where the weight is not split, some where there
         are fewer blocks (key/value heads) than ranks, else 1.
     """
@@ -34,10 +35,10 @@ class TensorPart:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the part."""
-        if self.weight.tp_dim is None:
+        if self.weight.split_dim is None:
             return self.weight.shape
         held = sum(stop - start for start, stop in self.ranges)
-        return tuple(held if dim == self.weight.tp_dim else size for dim, size in enumerate(self.weight.shape))
+        return tuple(held if dim == self.weight.split_dim else size for dim, size in enumerate(self.weight.shape))
 
     @property
     def size(self) -> int:
@@ -48,7 +49,7 @@ class TensorPart:
     def index(self) -> tuple[slice | np.ndarray, ...]:
         """What to index the whole weight with to read or write the part."""
         return tuple(
-            self._indices if dim == self.weight.tp_dim else slice(None) for dim in range(len(self.weight.shape))
+            self._indices if dim == self.weight.split_dim else slice(None) for dim in range(len(self.weight.shape))
         )
 
     def initial_values(self, *, seed: int, start: int, stop: int) -> np.ndarray:
@@ -58,10 +59,10 @@ class TensorPart:
             return np.empty(0)
         first, last = start // row_size, -(-stop // row_size)
         rows = np.arange(self.shape[0] if self.shape else 1)
-        if self.weight.tp_dim == 0:
+        if self.weight.split_dim == 0:
             rows = self._indices
         values = initial_rows(self.weight, seed=seed, rows=rows[first:last])
-        if self.weight.tp_dim not in (None, 0):
+        if self.weight.split_dim not in (None, 0):
             values = values.reshape(-1, *self.weight.shape[1:])[self.index]
         return values.reshape(-1)[start - first * row_size : stop - first * row_size]
 
@@ -70,46 +71,40 @@ class TensorPart:
         return np.concatenate([np.arange(start, stop) for start, stop in self.ranges])
 
 
-def tensor_part(weight: Weight, tp: int, rank: int) -> TensorPart:
-    """What rank `rank` of `tp` holds.
+def weight_part(weight: Weight, ranks: int, rank: int) -> WeightPart:
+    """What rank `rank` of the `ranks` on `weight.split_axis` holds.
 
     The split dimension consists of `weight.tp_fused` pieces, one after the other; each is split by itself in whole
     blocks of `weight.tp_block`, so that a head, and in a fused weight the heads of query, key and value, stay together.
     Blocks that do not divide go to the first ranks. Fewer blocks than ranks are each held by equally many neighbours.
 
-    Raises ValueError for pieces that do not make up the dimension or are not whole blocks, and for blocks that the
-    ranks can neither share out nor copy evenly.
+    Raises ValueError for blocks that the ranks can neither share out nor copy evenly.
     """
-    if weight.tp_dim is None or tp == 1:
-        whole = (0, weight.shape[weight.tp_dim]) if weight.tp_dim is not None else (0, 0)
-        return TensorPart(weight, (whole,), tp)
-    size = weight.shape[weight.tp_dim]
+    if weight.split_dim is None or ranks == 1:
+        whole = (0, weight.shape[weight.split_dim]) if weight.split_dim is not None else (0, 0)
+        return WeightPart(weight, (whole,), ranks)
+    size = weight.shape[weight.split_dim]
     pieces = weight.tp_fused or (size,)
-    if sum(pieces) != size or any(piece % weight.tp_block for piece in pieces):
-        raise ValueError(
-            f"{weight.name}: dimension {weight.tp_dim} of {size} consists of {pieces} in blocks of {weight.tp_block}: "
-            f"the pieces must add up to {size} and be multiples of {weight.tp_block}"
-        )
-    shares = [_share(piece // weight.tp_block, tp, rank, weight) for piece in pieces]
+    shares = [_share(piece // weight.tp_block, ranks, rank, weight) for piece in pieces]
     copies = {count for _, count in shares}
     if len(copies) > 1:
-        raise ValueError(f"{weight.name}: pieces {pieces} over {tp} ranks: some would be split and others copied")
+        raise ValueError(f"{weight.name}: pieces {pieces} over {ranks} ranks: some would be split and others copied")
     starts = np.cumsum([0, *pieces]).tolist()
     ranges = tuple(
         (start + first * weight.tp_block, start + stop * weight.tp_block)
         for start, ((first, stop), _) in zip(starts, shares, strict=False)
     )
-    return TensorPart(weight, ranges, copies.pop())
+    return WeightPart(weight, ranges, copies.pop())
 
 
-def _share(blocks: int, tp: int, rank: int, weight: Weight) -> tuple[Range, int]:
+def _share(blocks: int, ranks: int, rank: int, weight: Weight) -> tuple[Range, int]:
     """The blocks of a rank, and how many ranks hold them."""
-    if blocks >= tp or blocks == 0:
-        return split_evenly(blocks, tp, rank), 1
-    if tp % blocks or weight.tp_block == 1:
+    if blocks >= ranks or blocks == 0:
+        return split_evenly(blocks, ranks, rank), 1
+    if ranks % blocks or weight.tp_block == 1:
         raise ValueError(
-            f"{weight.name}: {blocks} blocks of {weight.tp_block} over {tp} ranks: there must be at least {tp}, or, of "
-            f"blocks that are held together, a number that divides {tp}"
+            f"{weight.name}: {blocks} blocks of {weight.tp_block} over {ranks} ranks: there must be at least {ranks}, "
+            f"or, of blocks that are held together, a number that divides {ranks}"
         )
-    copies = tp // blocks
+    copies = ranks // blocks
     return (rank // copies, rank // copies + 1), copies

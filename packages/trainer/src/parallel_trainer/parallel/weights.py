@@ -38,9 +38,10 @@ class Weight:
     tp_dim:    dimension that tensor parallelism splits, or None where every tp rank holds all of it.
     tp_block:  indices of `tp_dim` that stay together: the size of a head.
     tp_fused:  sizes of the weights that lie one after the other along `tp_dim` and are split one by one; () for one.
-    ep_dim:    dimension that expert parallelism splits, or None.
-    axis:      mesh axis its flat shard lives on: `fsdp`, or `efsdp` for expert weights.
+    ep_dim:    dimension that expert parallelism splits, the experts, or None. Such a weight has no tp_dim.
     trainable: False for a frozen weight: it is sharded and gathered, and has no gradient or optimizer state.
+
+    Raises ValueError for a weight with both, and for pieces that do not make up the dimension in whole blocks.
     """
 
     name: str
@@ -50,8 +51,38 @@ class Weight:
     tp_block: int = field(default=1, kw_only=True)
     tp_fused: tuple[int, ...] = field(default=(), kw_only=True)
     ep_dim: int | None = field(default=None, kw_only=True)
-    axis: Literal["fsdp", "efsdp"] = field(default="fsdp", kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.ep_dim is not None and self.tp_dim is not None:
+            raise ValueError(
+                f"{self.name}: ep_dim is {self.ep_dim} and tp_dim {self.tp_dim}: experts are split over the ranks of "
+                "expert parallelism and not by tensor parallelism; declare one of them"
+            )
+        if self.tp_dim is None:
+            return
+        size = self.shape[self.tp_dim]
+        pieces = self.tp_fused or (size,)
+        if sum(pieces) != size or any(piece % self.tp_block for piece in pieces):
+            raise ValueError(
+                f"{self.name}: dimension {self.tp_dim} of {size} consists of {pieces} in blocks of {self.tp_block}: "
+                f"the pieces must add up to {size} and be multiples of {self.tp_block}"
+            )
+
+    @property
+    def split_axis(self) -> Literal["tp", "ep"]:
+        """The mesh axis whose ranks hold different parts of it, or each the whole where `split_dim` is None."""
+        return "tp" if self.ep_dim is None else "ep"
+
+    @property
+    def split_dim(self) -> int | None:
+        """The dimension that is split over `split_axis`."""
+        return self.tp_dim if self.ep_dim is None else self.ep_dim
+
+    @property
+    def shard_axis(self) -> Literal["fsdp", "efsdp"]:
+        """The mesh axis over which the flat part is cut once more."""
+        return "fsdp" if self.ep_dim is None else "efsdp"
 
     @property
     def size(self) -> int:
