@@ -194,7 +194,7 @@ def loss(model, weights, micro_batch):
     with ms._no_grad():
         for unit in model.units:
             x = unit(x, micro_batch, *(Tensor(weights[weight.name]) for weight in unit.weights))
-    return float(x.asnumpy())
+    return x.asnumpy().item()
 
 
 def test_a_token_does_not_see_those_after_it():

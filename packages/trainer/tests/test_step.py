@@ -31,7 +31,7 @@ class Slope(Unit):
         super().__init__([Weight("w", (1,), init=Constant(1.0))])
 
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
-        return mint.sum(weights[0] * Tensor(batch.position_ids))
+        return mint.sum(weights[0] * Tensor(batch.position_ids)).reshape(1)
 
 
 def part(slope: float, mask: list[float]) -> MicroBatch:
@@ -92,7 +92,7 @@ def test_step_has_the_gradients_of_the_model(tied: bool) -> None:
     loss, expected = loss_and_gradients(model, values, batch)
 
     weights = sharded(list(model.units))
-    Pipeline([Chunk(model.units, weights, reshard_after_forward=True)]).run([batch, batch], Tensor(np.array(0.5)))
+    Pipeline([Chunk(model.units, weights, reshard_after_forward=True)]).run([batch, batch], Tensor(np.array([0.5])))
     assert set(expected) == {held.weight.name for held in weights}
     for held in weights:
         np.testing.assert_allclose(

@@ -34,6 +34,10 @@ class MicroBatch:
         labels = np.zeros_like(self.input_ids) if self.labels is None else self.labels
         return float(token_weights(labels, self.loss_mask).sum())
 
+    def counts(self, losses: int) -> np.ndarray:
+        """How many predictions count for each of a model's losses, float64 (losses,)."""
+        return np.array([self.valid_tokens()])[:losses]
+
 
 def token_weights(labels: np.ndarray, loss_mask: np.ndarray | None) -> np.ndarray:
     """How much each prediction counts, float64 of the labels' shape: its mask, and 0 for a label of `IGNORED_LABEL`."""

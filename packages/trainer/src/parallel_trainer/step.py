@@ -23,15 +23,17 @@ class StepResult:
     """What a step reports, the same on every rank.
 
     loss:         mean over the valid tokens of the global batch.
-    grad_norm:    of the gradient of that loss, before clipping.
+    grad_norm:    of the gradient of everything that is minimised, before clipping.
     valid_tokens: how many tokens the loss is the mean of.
     updated:      False where a non-finite step was skipped.
+    ahead_loss:   mean loss of predicting one token further ahead, not multiplied by its weight; None without such.
     """
 
     loss: float
     grad_norm: float
     valid_tokens: int
     updated: bool
+    ahead_loss: float | None = None
 
 
 def training_step(
@@ -44,6 +46,7 @@ def training_step(
     optimizer: AdamW,
     lr: float,
     max_norm: float,
+    loss_weights: Sequence[float] = (1.0,),
     skip_non_finite: bool = False,
 ) -> StepResult:
     """Train on one global batch.
@@ -53,41 +56,40 @@ def training_step(
     world:         every rank; they hold the parts of the gradients.
     loss_group:    the ranks that hold different tokens of it (mesh axis `loss`).
     max_norm:      clip gradients to this norm; 0 or less: no clipping.
+    loss_weights:  how much each of the model's losses counts, the first being the loss of the next token.
     skip_non_finite: leave the weights alone, instead of failing, where loss or norm is not finite.
 
     The gradient is that of the mean loss over the valid tokens of the global batch: each rank's loss is a sum over
-    its tokens, seeded with 1/valid tokens, and the reductions add ranks and replicas up. The ranks'
-    numbers of valid tokens may differ; where they are equal this is the specification's coefficient
-    1/(world_size // pp) on a mean of means.
+    its tokens, seeded with 1/valid tokens, and the reductions add ranks and replicas up. Each of several losses is the
+    mean over the tokens that are valid for it. The ranks' numbers of valid tokens may differ; where they are equal this
+    is the specification's coefficient 1/(world_size // pp) on a mean of means.
 
     Raises UserError for a batch without a valid token and for a non-finite loss or norm; weights are then unchanged.
     """
-    valid_tokens = _total(loss_group, sum(batch.valid_tokens() for batch in micro_batches))
-    if not valid_tokens:
+    losses = len(loss_weights)
+    counts = loss_group.all_reduce(np.sum([batch.counts(losses) for batch in micro_batches], axis=0))
+    if not counts[0]:
         raise UserError(
             "The global batch has no token to learn from: loss_mask is 0 everywhere. A step needs at least one; "
             "look at eod_mask_loss, pad and the documents' content."
         )
     weights.gradients[...] = 0
-    seed = Tensor(np.asarray(weights.divisor / valid_tokens, weights.values.dtype))
-    loss_sum = pipeline.run(micro_batches, seed)
+    divisors = np.where(counts, counts, 1)  # of a loss without valid tokens, a sum of nothing
+    seeds = np.array(loss_weights) * weights.divisor / divisors
+    sums = pipeline.run(micro_batches, Tensor(seeds.astype(weights.values.dtype)))
     weights.finish_gradients()
     for chunk in pipeline.chunks:
         chunk.end_step()
-    loss_mean = _total(pipeline.group, _total(loss_group, loss_sum)) / valid_tokens
+    means = pipeline.group.all_reduce(loss_group.all_reduce(sums)) / divisors
     norm = global_norm(weights.norm_parts(), world)
-    updated = math.isfinite(loss_mean) and math.isfinite(norm)
+    updated = bool(np.isfinite(means).all()) and math.isfinite(norm)
     if updated:
         weights.gradients *= clip_coefficient(norm, max_norm)
         optimizer.step(weights.gradients, lr=lr)
     elif not skip_non_finite:
         raise UserError(
-            f"The loss is {loss_mean} and the gradient norm {norm}: training cannot go on, both must be finite. "
-            f"The weights are those before this step (lr {lr:g}). Lower lr_scheduler.learning_rate, raise its warm-up, "
-            "or set training.use_skip_step_on_nan: true to skip such steps."
+            f"The loss is {' and '.join(map(str, means))} and the gradient norm {norm}: training cannot go on, they "
+            f"must be finite. The weights are those before this step (lr {lr:g}). Lower lr_scheduler.learning_rate, "
+            "raise its warm-up, or set training.use_skip_step_on_nan: true to skip such steps."
         )
-    return StepResult(loss_mean, norm, int(valid_tokens), updated)
-
-
-def _total(group: Communicator, value: float) -> float:
-    return float(group.all_reduce(np.array([value]))[0])
+    return StepResult(float(means[0]), norm, int(counts[0]), updated, float(means[1]) if losses > 1 else None)

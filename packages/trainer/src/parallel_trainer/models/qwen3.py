@@ -104,7 +104,7 @@ class DecoderBlock(Unit):
 class Head(Unit):
     """Hidden states (T, H) to the loss summed over the tokens that count, or to logits (B, S, V).
 
-    The loss has shape (); logits are what a micro-batch without labels gets.
+    The loss has shape (1,); logits are what a micro-batch without labels gets.
     """
 
     def __init__(self, table: Weight, config: Qwen3Config, tp: TensorParallel) -> None:
@@ -120,7 +120,7 @@ class Head(Unit):
         logits_NV = self._tp.kernels.linear(x_NH, table)
         if batch.labels is None:
             return self._tp.whole_logits(logits_NV, self._vocab_size).reshape(*batch.input_ids.shape, -1)
-        return self._tp.loss_sum(logits_NV, batch.labels, batch.loss_mask, self._vocab_size)
+        return self._tp.loss_sum(logits_NV, batch.labels, batch.loss_mask, self._vocab_size).reshape(1)
 
 
 class Qwen3:

@@ -41,12 +41,12 @@ def loss_and_gradients(
     loss = inputs.pop()
 
     gradients: dict[str, np.ndarray] = {}
-    dy = Tensor(np.ones((), loss.asnumpy().dtype))
+    dy = Tensor(np.ones(loss.shape, loss.asnumpy().dtype))
     for unit, x, of_unit in reversed(list(zip(model.units, inputs, tensors, strict=True))):
         dy, *of_weights = ops.GradOperation(get_all=True, sens_param=True)(unit)(x, batch, *of_unit, dy)
         for weight, gradient in zip(unit.weights, of_weights, strict=True):
             gradients[weight.name] = gradients.get(weight.name, 0) + gradient.asnumpy()
-    return float(loss.asnumpy()), gradients
+    return float(loss.asnumpy().sum()), gradients
 
 
 def _tensors(unit: Unit, weights: Mapping[str, np.ndarray]) -> list[Tensor]:

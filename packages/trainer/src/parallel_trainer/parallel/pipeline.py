@@ -72,10 +72,12 @@ class Pipeline:
         """What all ranks do with so many micro-batches."""
         return schedule(self.group.size, len(self.chunks), micro_batches, overlap=self.overlap)
 
-    def run(self, micro_batches: Sequence[MicroBatch], seed: Tensor) -> float:
+    def run(self, micro_batches: Sequence[MicroBatch], seed: Tensor) -> np.ndarray:
         """Forward and backward of a step: adds the gradients of the losses' sum times `seed` to the weights'.
 
-        Returns the sum of the losses on the rank of the last stage, 0 on others. Collective over the group.
+        seed: one number for each of the model's losses, (losses,).
+        Returns the sums of the losses, float64 (losses,), on the rank of the last stage, 0 on others. Collective over
+        the group.
         """
         run = _Run(self, micro_batches, seed)
         callbacks = Callbacks(
@@ -83,7 +85,7 @@ class Pipeline:
         )
         made = self.schedule(len(micro_batches))
         losses = Executor(made, self.group.rank, callbacks, watchdog_seconds=WATCHDOG_SECONDS).run()
-        return sum(float(losses[number].asnumpy()) for number in sorted(losses))
+        return sum((losses[number].asnumpy().astype(np.float64) for number in sorted(losses)), np.zeros(seed.shape))
 
 
 class _Run:
