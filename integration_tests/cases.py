@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 WORLDS = (1, 2, 4, 8)
-STEPS = 4
+STEPS = 3
 GLOBAL_BATCH = 24
 SEQ_LENGTH = 32
 VOCAB_SIZE = 61
