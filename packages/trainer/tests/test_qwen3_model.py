@@ -277,7 +277,7 @@ def _gradient_above(model, weights, micro_batch, y):
     for unit, of_unit in zip(units, tensors, strict=True):
         unit.set_grad(True)
         inputs.append(unit(inputs[-1], micro_batch, *of_unit))
-    dy = Tensor(np.ones(()))
+    dy = Tensor(np.ones(1))
     for unit, x, of_unit in reversed(list(zip(units, inputs[:-1], tensors, strict=True))):
         dy = ops.GradOperation(get_all=True, sens_param=True)(unit)(x, micro_batch, *of_unit, dy)[0]
     return dy
