@@ -270,10 +270,13 @@ def _tensor_parallel() -> Iterator[Case]:
     draw = Draw(2)
     for world in WORLDS:
         for tp in (size for size in (2, 4, 8) if world % size == 0):
-            replicas = {(world // tp, 1), (1, world // tp)}
-            for split, loss_parallel in itertools.product(sorted(replicas), (False, True)):
-                # Two key/value heads and eight ranks: four hold the same one.
-                for _ in range(1 if world == 8 else 2):
+            for split, loss_parallel in itertools.product(_splits(world // tp), (False, True)):
+                # Two key/value heads and eight ranks: four hold the same one. Eight of eight ranks: every combination.
+                models = itertools.product((False, True), (2, 4, 8))
+                drawn = [
+                    (draw((tp, "tied"), False, True), draw((tp, loss_parallel, "kv_heads"), 2, 4, 8)) for _ in range(2)
+                ]
+                for tied, kv_heads in models if tp == 8 else drawn[: 1 if world == 8 else 2]:
                     yield Case(
                         *split,
                         tp=tp,
@@ -281,11 +284,7 @@ def _tensor_parallel() -> Iterator[Case]:
                         reduction=draw("reduction", "sum", "mean"),
                         reshard=draw("reshard", "default", "never"),
                         accumulation=draw("accumulation", 1, 3),
-                        model=Model(
-                            tied=draw((tp, "tied"), False, True),
-                            kv_heads=draw((tp, "kv_heads"), 2, 4, 8),
-                            bias=draw("bias", False, False, True),
-                        ),
+                        model=Model(tied=tied, kv_heads=kv_heads, bias=draw("bias", False, False, True)),
                     )
                 if split[0] == 1:
                     yield Case(*split, tp=tp, loss_parallel=loss_parallel, model=Model(dtype="float32"))
@@ -303,7 +302,14 @@ def _tensor_parallel() -> Iterator[Case]:
                 asynchronous,
                 order=draw("order", "contiguous", "zigzag"),
                 loss_parallel=draw("loss_parallel", False, True),
-                model=Model(text=draw("text", *TEXTS), kv_heads=2, tied=draw("tied", False, True)),
+                reduction=draw("crossed reduction", "sum", "mean"),
+                reshard=draw("crossed reshard", "default", "never"),
+                accumulation=draw("crossed accumulation", 1, 3),
+                model=Model(
+                    text=draw("text", *TEXTS),
+                    kv_heads=draw("crossed kv_heads", 2, 4, 8),
+                    tied=draw("tied", False, True),
+                ),
             )
 
 

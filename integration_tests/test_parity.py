@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,46 @@ TOLERANCE = {
 }
 
 
-def _crossed(world: int, one: Callable[[Case], object], other: Callable[[Case], object]) -> set[object]:
-    cases = [case for case in CASES if case.world == world and case.cp > 1 and case.model.dtype == "float64"]
-    return {(one(case), other(case)) for case in cases}
+Choice = Callable[[Case], object]
+
+
+def _crossed(cases: Iterable[Case], one: Choice, other: Choice) -> set[object]:
+    return {(one(case), other(case)) for case in cases if case.model.dtype == "float64"}
+
+
+def _missing(cases: Iterable[Case], pairs: Mapping[str, tuple[Choice, Choice, int]]) -> dict[str, tuple[int, int]]:
+    cases = tuple(cases)
+    found = {name: (len(_crossed(cases, one, other)), wanted) for name, (one, other, wanted) in pairs.items()}
+    return {name: (count, wanted) for name, (count, wanted) in found.items() if count < wanted}
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_choices_are_crossed_with_each_other(world: int) -> None:
+def test_choices_of_context_parallelism_are_crossed_with_each_other(world: int) -> None:
     """No two of these go in step: each value of one is trained with each of the other."""
-    pairs = {
+    pairs: dict[str, tuple[Choice, Choice, int]] = {
         "order and text": (lambda case: case.order, lambda case: case.model.text, 2 * 4),
         "waiting and text": (lambda case: case.asynchronous, lambda case: case.model.text, 2 * 4),
         "order and waiting": (lambda case: case.order, lambda case: case.asynchronous, 2 * 2),
         "order and reduction": (lambda case: case.order, lambda case: case.reduction, 2 * 2),
         "method and order": (lambda case: case.method, lambda case: case.order, 2 * (2 if world == 2 else 3)),
     }
-    missing = {
-        name: (len(found), wanted)
-        for name, (one, other, wanted) in pairs.items()
-        if len(found := _crossed(world, one, other)) < wanted
+    assert _missing((case for case in CASES if case.world == world and case.cp > 1), pairs) == {}
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_choices_of_tensor_parallelism_are_crossed_with_each_other(tp: int) -> None:
+    pairs: dict[str, tuple[Choice, Choice, int]] = {
+        "logits and tied": (lambda case: case.loss_parallel, lambda case: case.model.tied, 2 * 2),
+        "logits and key/value heads": (lambda case: case.loss_parallel, lambda case: case.model.kv_heads, 2 * 3),
+        "tied and key/value heads": (lambda case: case.model.tied, lambda case: case.model.kv_heads, 2 * 3),
+        "tied and reduction": (lambda case: case.model.tied, lambda case: case.reduction, 2 * 2),
+        "logits and micro-batches": (lambda case: case.loss_parallel, lambda case: case.accumulation, 2 * 2),
     }
-    assert missing == {}
+    cases = [case for case in CASES if case.tp == tp and case.pp == 1]
+    assert _missing(cases, pairs) == {}
+    splits = {(case.dp_replicate > 1, case.dp_shard > 1, case.cp > 1) for case in cases}
+    wanted = {2: 7, 4: 4, 8: 1}  # with 8 ranks in all, what is left splits into so many
+    assert len(splits) >= wanted[tp]
 
 
 @pytest.mark.timeout(3000)
