@@ -11,7 +11,7 @@ from parallel_trainer.report.files import RunFiles, draw_curve_of
 from parallel_trainer.report.record import StepRecord
 
 
-def record(step: int, loss: float = 2.0, *, updated: bool = True) -> StepRecord:
+def record(step: int, loss: float = 2.0, *, updated: bool = True, **losses: float) -> StepRecord:
     return StepRecord(
         step=step,
         loss=loss,
@@ -22,6 +22,7 @@ def record(step: int, loss: float = 2.0, *, updated: bool = True) -> StepRecord:
         valid_tokens=100,
         consumed_samples=8 * step,
         updated=updated,
+        **losses,
     )
 
 
@@ -32,7 +33,9 @@ def test_files_appear_with_the_first_step(tmp_path: Path) -> None:
     assert not folder.exists()
     files = RunFiles(folder)
     files.step(record(1))
-    assert json.loads((folder / "metrics.jsonl").read_text())["loss"] == 2.0  # readable while the run goes on
+    first = json.loads((folder / "metrics.jsonl").read_text())  # readable while the run goes on
+    assert first["loss"] == 2.0
+    assert "mtp_loss" not in first
     files.step(record(2, float("nan"), updated=False))
     files.close()
     draw_curve_of(folder)
@@ -55,6 +58,17 @@ def test_a_step_is_one_line_with_its_numbers(capsys: pytest.CaptureFixture[str],
         assert part in first
     assert "skipped" not in first
     assert "skipped" in second
+
+
+def test_losses_that_a_model_has_beside_the_first_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = record(1, mtp_loss=2.5, balance_loss=0.03125)
+    console, files = Console(1), RunFiles(tmp_path / "run")
+    for report in (console, files):
+        report.step(step)
+        report.close()
+    assert "mtp 2.500000  balance 0.031250" in capsys.readouterr().out
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert (metrics["mtp_loss"], metrics["balance_loss"]) == (2.5, 0.03125)
 
 
 def test_a_person_who_watches_sees_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

@@ -26,14 +26,16 @@ class StepResult:
     grad_norm:    of the gradient of everything that is minimised, before clipping.
     valid_tokens: how many tokens the loss is the mean of.
     updated:      False where a non-finite step was skipped.
-    ahead_loss:   mean loss of predicting one token further ahead, not multiplied by its weight; None without such.
+    mtp_loss:     mean loss of predicting one token further ahead, not multiplied by its weight; None without such.
+    balance_loss: sequence auxiliary loss of all routers, with its coefficient; None for a model without experts.
     """
 
     loss: float
     grad_norm: float
     valid_tokens: int
     updated: bool
-    ahead_loss: float | None = None
+    mtp_loss: float | None = None
+    balance_loss: float | None = None
 
 
 def training_step(

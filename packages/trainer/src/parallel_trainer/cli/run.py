@@ -112,6 +112,8 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
                 valid_tokens=result.valid_tokens,
                 consumed_samples=trainer.step * job.plan.global_batch_size,
                 updated=result.updated,
+                mtp_loss=result.mtp_loss,
+                balance_loss=result.balance_loss,
             )
             for report in reports:
                 report.step(record)

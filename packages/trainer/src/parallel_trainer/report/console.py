@@ -31,6 +31,8 @@ class Console:
             f"step {record.step:{width}d}/{self._total}  loss {record.loss:9.6f}  lr {record.lr:.3e}  "
             f"grad_norm {record.grad_norm:9.5f}  {record.tokens_per_second:8,.0f} tokens/s  {record.seconds:6.3f} s"
         )
+        for name, loss in (("mtp", record.mtp_loss), ("balance", record.balance_loss)):
+            line += "" if loss is None else f"  {name} {loss:.6f}"
         if not record.updated:
             line += "  skipped: not finite"
         if self._bar is None:

@@ -13,13 +13,14 @@ from tensorboardX import SummaryWriter
 from parallel_trainer.report.curve import draw_loss_curve
 from parallel_trainer.report.record import StepRecord
 
-_SCALARS = ("loss", "lr", "grad_norm", "tokens_per_second")
+_SCALARS = ("loss", "mtp_loss", "balance_loss", "lr", "grad_norm", "tokens_per_second")
 
 
 class RunFiles:
     """The files of one run in `folder`, which appears with the first step: a run that fails before leaves nothing.
 
-    metrics.jsonl holds one JSON object a step, the fields of `StepRecord`; a number that is not finite is null.
+    metrics.jsonl holds one JSON object a step, the fields of `StepRecord` that the model has; a number that is not
+    finite is null.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,12 +33,13 @@ class RunFiles:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
             self._events = SummaryWriter(str(self.folder / "tensorboard"))
-        values = {name: _json_number(value) for name, value in asdict(record).items()}
+        values = {name: value for name, value in asdict(record).items() if value is not None}
+        for name in (name for name in _SCALARS if name in values):
+            self._events.add_scalar(name, values[name], record.step)
+        self._events.flush()
+        values = {name: _json_number(value) for name, value in values.items()}
         self._metrics.write(json.dumps(values, allow_nan=False) + "\n")
         self._metrics.flush()
-        for name in _SCALARS:
-            self._events.add_scalar(name, getattr(record, name), record.step)
-        self._events.flush()
 
     def close(self) -> None:
         """Close the files."""

@@ -18,6 +18,8 @@ class StepRecord:
     valid_tokens:      tokens that the loss is the mean of.
     consumed_samples:  samples of all steps so far, this one included.
     updated:           False where a non-finite step was skipped.
+    mtp_loss:          mean loss of the multi-token-prediction layer, without its weight; None where there is none.
+    balance_loss:      sequence auxiliary loss of all routers, with its coefficient; None for a model without experts.
     """
 
     step: int
@@ -29,3 +31,5 @@ class StepRecord:
     valid_tokens: int
     consumed_samples: int
     updated: bool
+    mtp_loss: float | None = None
+    balance_loss: float | None = None
