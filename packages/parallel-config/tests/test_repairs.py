@@ -43,6 +43,7 @@ WRONG_VALUES: dict[str, list[str]] = {
     "steps": ["-1", "1.5", "1:30"],
     "seq_length": ["0", "63", "33", '"64"'],
     "intermediate_size": ["127", "0"],
+    "vocab_size": ["1", "0"],
     "num_hidden_layers": ["0", "three"],
     "num_attention_heads": ["7", "0"],
     "num_key_value_heads": ["3", "0"],
@@ -75,6 +76,7 @@ RIGHT_ALL_THE_SAME = {
     (DEEPSEEK, "pipeline_parallel_interleave_num", "5"),
     (DEEPSEEK, "intermediate_size", "127"),
     (DEEPSEEK, "num_attention_heads", "7"),
+    (DEEPSEEK, "vocab_size", "1"),
     (DEEPSEEK, "n_routed_experts", "12"),
 }
 """Values of the table that this file can have: it splits data alone (8 ranks, pp 1, tp 1, ep 1, 4 groups)."""

@@ -70,6 +70,12 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
         "model.num_key_value_heads",
         ["32", "6", "default of model_type qwen3"],
     ),
+    (
+        4,
+        both("tensor_parallel: 4", f"{QWEN}, vocab_size: 3"),
+        "parallelism.tensor_parallel",
+        ["4 must be ≤ vocab_size 3", "Use tensor_parallel 1 or 2; or vocab_size 4 or more."],
+    ),
     (2, both("tensor_parallel: 2", f"{QWEN}, seq_length: 7"), "model.seq_length", ["7", "tensor_parallel 2"]),
     (2, both("tensor_parallel: 2", f"{DEEPSEEK}, q_lora_rank: 0"), "model.q_lora_rank", ["tensor_parallel 2"]),
     (2, both("tensor_parallel: 2", f"{DEEPSEEK}, q_lora_rank: null"), "model.q_lora_rank", ["tensor_parallel 2"]),
@@ -351,6 +357,7 @@ WORKING: list[tuple[int, str]] = [
     (2, both("context_parallel: 2, context_parallel_order: zigzag", f"{QWEN}, seq_length: 4100, {COMPRESSED}")),
     (2, both("context_parallel: 2", f"{QWEN}, seq_length: 4098, {COMPRESSED}")),
     (4, both("tensor_parallel: 4", f"{QWEN}, num_attention_heads: 8, num_key_value_heads: 2")),
+    (4, both("tensor_parallel: 4", f"{QWEN}, vocab_size: 5")),
     (4, both("tensor_parallel: 4", f"{QWEN}, num_attention_heads: 8, num_key_value_heads: 8")),
     (
         8,
@@ -437,6 +444,11 @@ def test_a_world_size_beyond_counting_is_refused() -> None:
     assert ParallelPlan.from_degrees(2**31 - 1).data_parallel == 2**31 - 1
 
 
+def test_a_degree_of_zero_hides_no_other_fault() -> None:
+    problems = examine(read(both("tensor_parallel: 3, context_parallel: 0", QWEN), "run.yaml"), 6).problems
+    assert {problem.path for problem in problems} == {"parallelism.tensor_parallel", "parallelism.context_parallel"}
+
+
 def test_a_default_is_not_laid_to_a_model_type_that_is_not_written() -> None:
     with pytest.raises(ConfigError) as caught:
         ParallelPlan.from_degrees(2, num_hidden_layers=0)
@@ -462,14 +474,14 @@ def test_a_placement_set_from_code_is_used() -> None:
     [
         (
             6,
-            both("tensor_parallel: 3", f"{QWEN}, intermediate_size: 12, seq_length: 12"),
+            both("tensor_parallel: 3", f"{QWEN}, num_key_value_heads: 1, intermediate_size: 12, seq_length: 12"),
             "Use tensor_parallel 1 or 2; or num_attention_heads 30 or 33.",
         ),
         (
             12,
             both("tensor_parallel: 3, pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto", QWEN)
             + "\ntraining: {global_batch_size: 2}",
-            "Use tensor_parallel 1 or 2; or num_attention_heads 30 or 33.",
+            "Use tensor_parallel 1 or 2.",  # three ranks cannot share the default's 8 key/value heads
         ),
         (6, both("expert_parallel: 3", DEEPSEEK), "Use expert_parallel 1 or 2; or n_routed_experts 255 or 258."),
         (

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from parallel_config.document import Document
 from parallel_config.problems import Problem, config_error, in_order
 from parallel_config.rules import Facts, broken_rules
-from parallel_config.rules.context import ulysses_degree
+from parallel_config.rules.fitting import ulysses_degree
 from parallel_config.schema import TrainConfig
 from parallel_config.stages import Range, even_ranges, in_virtual_order, parse_item
 from parallel_config.structure import structure

@@ -6,20 +6,14 @@ import math
 from collections.abc import Iterator
 
 from parallel_config.problems import Edit, Fix, Problem
-from parallel_config.rules.degrees import SEQUENCE_LENGTHS, divisors, listed, multiples, near, set_each
+from parallel_config.rules.degrees import listed, multiples, near, set_each
 from parallel_config.rules.engine import Facts, rule
+from parallel_config.rules.fitting import SEQUENCE_LENGTHS, divisors, ulysses_degree
 
 _CP = "parallelism.context_parallel"
 _METHOD = "parallelism.context_parallel_method"
 _ULYSSES = "parallelism.ulysses_degree_in_cp"
 _ORDER = "parallelism.context_parallel_order"
-
-
-def ulysses_degree(method: str, context_parallel: int, configured: int | None) -> int:
-    """Ranks that trade sequence for heads: 1 with colossal, cp with ulysses, as configured with hybrid."""
-    if context_parallel == 1 or method == "colossal":
-        return 1
-    return configured or context_parallel
 
 
 @rule(_CP, _METHOD, _ULYSSES, decides=("ulysses_degree",))

@@ -9,17 +9,10 @@ from collections.abc import Iterable, Iterator
 from parallel_config.paths import last
 from parallel_config.problems import Edit, Fix, Problem
 from parallel_config.rules.engine import Facts, rule
+from parallel_config.rules.fitting import divisors, fits
 
 _SECTION = "parallelism."
-SEQUENCE_LENGTHS = ("model.seq_length", "train_dataset.dataloader.config.seq_length")
-"""Where the length of the sequence may stand; the model's counts where both do."""
 _SPLITTING = ("tensor_parallel", "context_parallel", "pipeline_parallel")
-
-
-def divisors(number: int) -> list[int]:
-    """The divisors in ascending order; of numbers above 10^10, only those in a pair with one below 10^5."""
-    small = [candidate for candidate in range(1, min(math.isqrt(number), 100_000) + 1) if number % candidate == 0]
-    return small + [number // low for low in reversed(small) if low * low != number]
 
 
 def near(choices: Iterable[int], value: int, count: int = 4) -> list[int]:
@@ -58,7 +51,7 @@ def product_of_degrees(facts: Facts) -> Iterator[Problem]:
         outcome = "data_parallel would be 0"
     else:
         outcome = f"data_parallel would be {world // product} and {world % product} devices would be left over"
-    fixes = _product_fixes(world, sizes)
+    fixes = _product_fixes(facts, world, sizes)
     alternatives = " or ".join(", ".join(f"{last(edit.path)} {edit.value}" for edit in fix) for fix in fixes[:3])
     worlds = listed(sorted({max(world // product, 1) * product, (world // product + 1) * product}))
     yield facts.problem(
@@ -69,14 +62,21 @@ def product_of_degrees(facts: Facts) -> Iterator[Problem]:
     )
 
 
-def _product_fixes(world: int, sizes: dict[str, int]) -> list[Fix]:
-    allowed = divisors(world)
+def _product_fixes(facts: Facts, world: int, sizes: dict[str, int]) -> list[Fix]:
+    """Degrees that share out the world and that sizes allow for: as few of them changed as possible, by as little."""
+    tp, cp, pp = _SPLITTING
+    degrees = divisors(world)
+    allowed = {
+        tp: [size for size in degrees if fits(facts, size, 1)],
+        cp: [size for size in degrees if fits(facts, 1, size)],
+        pp: degrees,
+    }
     for changed in range(1, len(sizes) + 1):
         found: list[tuple[float, Fix]] = []
         for names in itertools.combinations(sizes, changed):
-            kept = math.prod(size for name, size in sizes.items() if name not in names)
-            for values in itertools.product(*(near(allowed, sizes[name], 6) for name in names)):
-                if world % (kept * math.prod(values)) == 0:
+            for values in itertools.product(*({1, *near(allowed[name], sizes[name], 6)} for name in names)):
+                changed_to = sizes | dict(zip(names, values, strict=True))
+                if world % math.prod(changed_to.values()) == 0 and fits(facts, changed_to[tp], changed_to[cp]):
                     distance = sum(
                         abs(math.log(value / sizes[name])) for name, value in zip(names, values, strict=True)
                     )

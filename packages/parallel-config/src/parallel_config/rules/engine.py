@@ -62,6 +62,8 @@ class Facts:
         sizes, others = self.parallelism, 1
         for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
             others *= getattr(sizes, name) if name != degree else 1
+        if others < 1:
+            return 0
         if self.world_size % others:
             return self.world_size
         if degree != "expert_parallel":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from parallel_config.problems import Problem
-from parallel_config.rules.degrees import divisors, listed, near, set_each
+from parallel_config.rules.degrees import listed, multiples, near, set_each
 from parallel_config.rules.engine import Facts, rule
-from parallel_config.rules.tensor import must_divide
+from parallel_config.rules.fitting import divisors
+from parallel_config.rules.tensor import not_divided
 from parallel_config.schema.model import MODEL_DEFAULTS
 
 _EP = "parallelism.expert_parallel"
@@ -57,7 +59,11 @@ def experts_exist(facts: Facts) -> Iterator[Problem]:
 @rule(_EP, "model.n_routed_experts")
 def experts_divide(facts: Facts) -> Iterator[Problem]:
     """Each expert-parallel rank holds whole experts."""
-    yield from must_divide(facts, _EP, "model.n_routed_experts")
+    path, ep = "model.n_routed_experts", facts.parallelism.expert_parallel
+    experts = facts.value(path)
+    if experts is not None and experts % ep:
+        degrees = divisors(math.gcd(experts, facts.room("expert_parallel")))
+        yield not_divided(facts, _EP, path, degrees=degrees, sizes=multiples(ep, experts))
 
 
 @rule(_EP, _NODE, _DISPATCHER)

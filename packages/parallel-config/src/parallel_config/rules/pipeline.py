@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from parallel_config.paths import last
 from parallel_config.problems import Edit, Fix, Problem, show
-from parallel_config.rules.degrees import divisors, near, set_each
+from parallel_config.rules.degrees import near, set_each
 from parallel_config.rules.engine import Facts, rule
+from parallel_config.rules.fitting import divisors
 from parallel_config.stages import (
     BadItem,
     as_items,

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from parallel_config.paths import last
 from parallel_config.problems import Edit, Problem
-from parallel_config.rules.degrees import SEQUENCE_LENGTHS, divisors, listed, multiples, near, set_each
+from parallel_config.rules.degrees import listed, multiples, near, set_each
 from parallel_config.rules.engine import Facts, rule
+from parallel_config.rules.fitting import (
+    SEQUENCE_LENGTHS,
+    divisors,
+    lacks_low_rank_queries,
+    shares_key_value_heads,
+    tensor_degrees,
+    ulysses_degree,
+)
 
 _TP = "parallelism.tensor_parallel"
 
 
-def must_divide(facts: Facts, divisor_path: str, divided_path: str) -> Iterator[Problem]:
-    """The problem of a size that a degree does not divide, blamed on the degree."""
-    degree, size = facts.value(divisor_path), facts.value(divided_path)
-    if size is None or size % degree == 0:
-        return
-    name, short = divided_path.rpartition(".")[2], divisor_path.rpartition(".")[2]
-    sizes, possible = multiples(degree, size), divisors(math.gcd(size, facts.room(short)))
-    yield facts.problem(
-        divisor_path,
-        f"must divide {name} {size}",
-        f"Use {short} {listed(possible[:12])}; or {name} {listed(sizes)}.",
-        fixes=[*set_each(divisor_path, near(possible, degree)), *set_each(divided_path, sizes)],
+def not_divided(
+    facts: Facts, degree_path: str, size_path: str, *, degrees: Sequence[int], sizes: Sequence[int]
+) -> Problem:
+    """The problem of a size that a degree does not divide, blamed on the degree; `degrees` or `sizes` would do."""
+    name, degree = last(size_path), last(degree_path)
+    alternative = f"; or {name} {listed(sizes)}" if sizes else ""
+    return facts.problem(
+        degree_path,
+        f"must divide {name} {facts.value(size_path)}",
+        f"Use {degree} {listed(degrees[:12])}{alternative}.",
+        fixes=[*set_each(degree_path, near(degrees, facts.value(degree_path))), *set_each(size_path, sizes)],
     )
 
 
 @rule(_TP, "model.num_attention_heads", decides=("heads_per_rank",))
 def heads(facts: Facts) -> Iterator[Problem]:
     """Each tensor-parallel rank holds whole attention heads."""
-    yield from must_divide(facts, _TP, "model.num_attention_heads")
+    path, tp, sizes = "model.num_attention_heads", facts.parallelism.tensor_parallel, facts.parallelism
+    count = facts.value(path)
+    if count is None or count % tp == 0:
+        return
+    trading = ulysses_degree(sizes.context_parallel_method, sizes.context_parallel, sizes.ulysses_degree_in_cp)
+    groups = 1 if facts.model.multi_latent_attention else facts.model.num_key_value_heads or 1
+    others = multiples(math.lcm(tp * max(trading, 1), groups), count) if shares_key_value_heads(facts, tp) else []
+    yield not_divided(facts, _TP, path, degrees=tensor_degrees(facts), sizes=others)
 
 
 @rule(_TP, "model.num_key_value_heads", "heads_per_rank", "model.multi_latent_attention")
@@ -41,7 +56,7 @@ def key_value_heads(facts: Facts) -> Iterator[Problem]:
     if count is None or model.multi_latent_attention:
         return
     if queries is not None and queries % count:
-        possible = divisors(queries)
+        possible = [size for size in divisors(queries) if size % tp == 0 or tp % size == 0]
         yield facts.problem(
             path,
             f"must divide num_attention_heads {queries}",
@@ -50,8 +65,7 @@ def key_value_heads(facts: Facts) -> Iterator[Problem]:
         )
     elif count % tp and tp % count:
         fitting = [size for size in divisors(queries or count * tp) if size % tp == 0 or tp % size == 0]
-        common = math.gcd(queries or count, facts.room("tensor_parallel"))
-        degrees = [size for size in divisors(common) if count % size == 0 or size % count == 0]
+        degrees = tensor_degrees(facts)
         yield facts.problem(
             path,
             f"must be a multiple of tensor_parallel {tp} (split) or divide it (copied to several ranks)",
@@ -63,7 +77,25 @@ def key_value_heads(facts: Facts) -> Iterator[Problem]:
 @rule(_TP, "model.intermediate_size")
 def feed_forward(facts: Facts) -> Iterator[Problem]:
     """The feed-forward layers are cut into tp equal parts."""
-    yield from must_divide(facts, _TP, "model.intermediate_size")
+    path, tp = "model.intermediate_size", facts.parallelism.tensor_parallel
+    size = facts.value(path)
+    if size is not None and size % tp:
+        yield not_divided(facts, _TP, path, degrees=tensor_degrees(facts), sizes=multiples(tp, size))
+
+
+@rule(_TP, "model.vocab_size")
+def vocabulary(facts: Facts) -> Iterator[Problem]:
+    """Each rank has at least one row of the embedding and of the output layer; their parts may be uneven."""
+    tp, size, path = facts.parallelism.tensor_parallel, facts.model.vocab_size, "model.vocab_size"
+    if size is None or size >= tp:
+        return
+    degrees = tensor_degrees(facts)
+    yield facts.problem(
+        _TP,
+        f"must be ≤ vocab_size {size}: every rank holds at least one row of the embedding",
+        f"Use tensor_parallel {listed(degrees[:12])}; or vocab_size {tp} or more.",
+        fixes=[*set_each(_TP, near(degrees, tp)), *set_each(path, [tp])],
+    )
 
 
 @rule(_TP, "parallelism.context_parallel", *SEQUENCE_LENGTHS)
@@ -73,7 +105,8 @@ def sequence(facts: Facts) -> Iterator[Problem]:
     known = [path for path in SEQUENCE_LENGTHS if facts.value(path) is not None]
     if not known or facts.value(known[0]) % (cp * tp) == 0:
         return
-    lengths = multiples(cp * tp, facts.value(known[0]))
+    pieces = 1 if cp == 1 or facts.parallelism.context_parallel_order == "contiguous" else 2
+    lengths = multiples(cp * math.lcm(tp, pieces), facts.value(known[0]))
     changed = [path for path in known if path == known[0] or facts.wrote(path)]
     yield facts.problem(
         known[0],
@@ -87,9 +120,7 @@ def sequence(facts: Facts) -> Iterator[Problem]:
 @rule(_TP, "model.q_lora_rank")
 def low_rank_queries(facts: Facts) -> Iterator[Problem]:
     """Multi-head latent attention without a low-rank query projection has no tensor-parallel form."""
-    rank = facts.model.q_lora_rank
-    without = rank == 0 or (rank is None and facts.wrote("model.q_lora_rank"))
-    if not without or facts.parallelism.tensor_parallel == 1:
+    if facts.parallelism.tensor_parallel == 1 or not lacks_low_rank_queries(facts):
         return
     yield facts.problem(
         "model.q_lora_rank",
@@ -99,4 +130,4 @@ def low_rank_queries(facts: Facts) -> Iterator[Problem]:
     )
 
 
-RULES = (heads, key_value_heads, feed_forward, sequence, low_rank_queries)
+RULES = (heads, key_value_heads, feed_forward, vocabulary, sequence, low_rank_queries)
