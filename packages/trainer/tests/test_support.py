@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from parallel_config import ConfigError, loads, plan
+from parallel_config import ConfigError, ConfigWarning, loads, plan
 from parallel_trainer.errors import UserError
 from parallel_trainer.precision import compute_dtype
 from parallel_trainer.support import fields_without_effect, refusals
@@ -26,14 +26,16 @@ model:
 
 def refusal(text: str, world_size: int = 8) -> str:
     config = loads(text + MODEL)
-    return "\n".join(refusals(config, plan(config, world_size)))
+    return "\n".join(map(str, refusals(config, plan(config, world_size))))
 
 
 def test_dimension_that_cannot_run_yet_is_refused_by_name() -> None:
-    config = loads("parallelism: {expert_parallel: 2}" + MODEL + "  n_routed_experts: 8\n")
-    assert list(refusals(config, plan(config, 8))) == [
-        "parallelism.expert_parallel is 2: expert parallelism cannot run yet, only degree 1."
-    ]
+    config = loads("parallelism:\n  expert_parallel: 2" + MODEL + "  n_routed_experts: 8\n", "run.yaml")
+    (problem,) = refusals(config, plan(config, 8))
+    assert str(problem) == (
+        "run.yaml:2:20: parallelism.expert_parallel 2 must be 1: expert parallelism cannot run yet. "
+        "Use expert_parallel 1."
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,8 @@ def test_dimension_that_cannot_run_yet_is_refused_by_name() -> None:
         ("optimizer: {type: Muon}", "Muon"),
         ("optimizer: {amsgrad: true}", "amsgrad"),
         ("lora_config: {target_modules: q_proj}", "lora_config"),
-        ("training: {steps: 0, global_batch_size: 8}", "training.steps is 0"),
+        ("training: {steps: 0, global_batch_size: 8}", "1:19: training.steps 0 must be ≥ 1"),
+        ("training: {rampup_batch_size: [8, 8, 16], global_batch_size: 16}", "training.rampup_batch_size [8, 8, 16]"),
     ],
 )
 def test_what_would_change_the_result_is_refused(text: str, named: str) -> None:
@@ -71,8 +74,8 @@ def test_documents_that_would_not_be_kept_apart_are_refused(fields: str, named: 
 def test_model_that_waits_for_ends_of_documents_which_the_data_does_not_give_is_refused() -> None:
     text = DATA.format("reset_position_ids: true") + MODEL + "  use_eod_attn_mask_compression: true\n"
     config = loads(text)
-    (message,) = refusals(config, plan(config, 1))
-    assert "create_compressed_eod_mask: true, which sets both" in message
+    (problem,) = refusals(config, plan(config, 1))
+    assert "create_compressed_eod_mask: true, which sets both" in str(problem)
 
 
 def test_data_parallel_plans_are_accepted() -> None:
@@ -92,6 +95,12 @@ def test_fields_without_effect_are_those_the_file_wrote() -> None:
     dataset = "train_dataset: {dataloader: {type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset, "
     dataset += 'sizes: [8, 0, 0], config: {data_path: [a, b], split: "1, 0, 0", seq_length: 32, eod: 0}}}\n'
     assert fields_without_effect(loads(dataset + MODEL)) == ()
+    # parallel-config says this one, and why: with one rank there is nothing to split.
+    with pytest.warns(ConfigWarning, match="enable_mc2"):
+        alone = loads("parallelism: {enable_mc2: true}" + MODEL)
+    assert fields_without_effect(alone) == ()
+    split = loads("parallelism: {enable_mc2: true, tensor_parallel: 2}" + MODEL)
+    assert fields_without_effect(split) == ("parallelism.enable_mc2",)
     ignored = "checkpoint: {save_path: x, prefix: y}\nmonitor: {train_state: {local_loss: true}}\n"
     assert fields_without_effect(loads(ignored + MODEL + "  rotary_dtype: float32\n  made_up: 1\n")) == (
         "checkpoint",

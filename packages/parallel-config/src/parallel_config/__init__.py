@@ -5,6 +5,7 @@ from __future__ import annotations
 from parallel_config.document import Document
 from parallel_config.explain import Explanation, explain
 from parallel_config.loading import load, loads
+from parallel_config.notices import inert_fields
 from parallel_config.plan import ParallelPlan, plan
 from parallel_config.problems import ConfigError, ConfigWarning, Edit, Problem, UnsupportedConfigError
 from parallel_config.repair import Repair, repairs
@@ -25,6 +26,7 @@ __all__ = [
     "TrainConfig",
     "UnsupportedConfigError",
     "explain",
+    "inert_fields",
     "load",
     "loads",
     "plan",

@@ -36,40 +36,44 @@ _SURELY_MISSPELT = 0.88
 
 def notices(config: TrainConfig) -> tuple[str, ...]:
     """One sentence on fields without effect, one on sequence_parallel, one for each likely misspelling."""
-    inert = [*_reserved(config, ""), *_inert(config)]
-    found = []
-    if inert:
-        found.append(f"Accepted, but without effect: {', '.join(inert)}.")
+    inert = ", ".join(f"{path} ({reason})" for path, reason in inert_fields(config).items())
+    found = [f"Accepted, but without effect: {inert}."] if inert else []
     return (*found, *_extensions(config), *_sequence_parallel(config), *_misspelt(config, ""))
 
 
-def _reserved(section: object, path: str) -> Iterator[str]:
+def inert_fields(config: TrainConfig) -> dict[str, str]:
+    """The fields whose values have no effect because of what else the file says, or that are reserved; with why."""
+    return dict([*_reserved(config, ""), *_inert(config)])
+
+
+def _reserved(section: object, path: str) -> Iterator[tuple[str, str]]:
     for attribute in fields(type(section)):  # type: ignore[arg-type]
         value, inner = getattr(section, attribute.name), join(path, attribute.name)
         if is_reserved(attribute) and value != attribute.default:
-            yield f"{inner} (reserved)"
+            yield inner, "reserved"
         if has(type(value)) and attribute.name != "source":
             yield from _reserved(value, inner)
 
 
-def _inert(config: TrainConfig) -> Iterator[str]:
+def _inert(config: TrainConfig) -> Iterator[tuple[str, str]]:
     sizes, default = config.parallelism, Parallelism()
     for degree, names in _ONLY_WITH.items():
         for name in names:
             if getattr(sizes, degree) == 1 and getattr(sizes, name) != getattr(default, name):
-                yield f"parallelism.{name} ({degree} is 1)"
+                yield f"parallelism.{name}", f"{degree} is 1"
     if sizes.pipeline_parallel == 1 and isinstance(sizes.pipeline_parallel_layers_per_stage, tuple):
-        yield "parallelism.pipeline_parallel_layers_per_stage (pipeline_parallel is 1)"
+        yield "parallelism.pipeline_parallel_layers_per_stage", "pipeline_parallel is 1"
     if sizes.pipeline_parallel > 1 and sizes.pipeline_parallel_overlap_b_f and sizes.expert_parallel == 1:
-        yield "parallelism.pipeline_parallel_overlap_b_f (expert_parallel is 1)"
+        yield "parallelism.pipeline_parallel_overlap_b_f", "expert_parallel is 1"
     dispatcher = sizes.moe_token_dispatcher_type
     if dispatcher != "alltoall_deredundancy" and sizes.npu_nums_per_device != default.npu_nums_per_device:
-        yield f"parallelism.npu_nums_per_device (moe_token_dispatcher_type is {dispatcher})"
+        yield "parallelism.npu_nums_per_device", f"moe_token_dispatcher_type is {dispatcher}"
     if not 0 <= config.profiler.profiler_level <= 2:
-        yield f"profiler.profiler_level (levels are 0, 1 and 2, and this is {config.profiler.profiler_level})"
+        level = config.profiler.profiler_level
+        yield "profiler.profiler_level", f"levels are 0, 1 and 2, and this is {level}"
     colossal = sizes.context_parallel > 1 and sizes.context_parallel_method == "colossal"
     if colossal and sizes.ulysses_degree_in_cp not in (None, 1):
-        yield "parallelism.ulysses_degree_in_cp (context_parallel_method is colossal)"
+        yield "parallelism.ulysses_degree_in_cp", "context_parallel_method is colossal"
 
 
 def _extensions(config: TrainConfig) -> Iterator[str]:

@@ -96,7 +96,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     missing = [name for name in _NEEDED_SECTIONS if name not in written_fields(config)]
     if missing:
         raise UserError(f"The file has no {', no '.join(missing)}: training needs these sections, planning does not.")
-    found = list(refusals(config, parallel_plan))
+    found = [str(problem) for problem in refusals(config, parallel_plan)]
 
     def attempt(build: Callable[[], T]) -> T | None:
         try:

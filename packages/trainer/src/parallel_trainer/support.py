@@ -5,55 +5,64 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attrs import fields
-from parallel_config import ParallelPlan, TrainConfig, written_fields
+from parallel_config import ParallelPlan, Problem, TrainConfig, inert_fields, written_fields
 
 from parallel_trainer.models.config import Qwen3Config
 
 
-def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
-    """A sentence for everything in a valid file that this version cannot train with, outside model and data."""
+def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[Problem]:
+    """Everything in a valid file that this version cannot train with, outside model and data, with its place."""
+    refuse, optimizer = config.source.problem, config.optimizer
     if plan.ep > 1:
-        yield f"parallelism.expert_parallel is {plan.ep}: expert parallelism cannot run yet, only degree 1."
-    written, data = written_fields(config), config.train_dataset.dataloader.config
-    if "lora_config" in written:
-        yield "lora_config: low-rank adapters cannot be trained yet; remove the section to train all weights."
-    if (
-        "model.use_eod_attn_mask_compression" in written
-        and config.model.use_eod_attn_mask_compression
-        and not data.create_compressed_eod_mask
-    ):
-        yield (
-            "model.use_eod_attn_mask_compression is true and create_compressed_eod_mask is not: the data would not "
-            "say where documents end. Write train_dataset.dataloader.config.create_compressed_eod_mask: true, which "
-            "sets both."
+        yield refuse(
+            "parallelism.expert_parallel",
+            plan.ep,
+            "must be 1: expert parallelism cannot run yet",
+            "Use expert_parallel 1.",
         )
-    yield from _attention_across_documents(config)
-    if config.training.steps < 1:
-        yield f"training.steps is {config.training.steps}: there is nothing to train; at least 1 step is needed."
-    if config.training.rampup_batch_size:
-        yield "training.rampup_batch_size: the batch size cannot grow during a run yet; remove the field."
-    if config.optimizer.type != "AdamW":
-        yield f"optimizer.type {config.optimizer.type!r}: only AdamW exists yet."
+    if "lora_config" in written_fields(config):
+        rule = "must be left out: low-rank adapters cannot be trained yet"
+        yield refuse("lora_config", None, rule, "Remove the section to train all weights.", at_key=True)
+    yield from _documents(config)
+    steps = config.training.steps
+    if steps < 1:
+        yield refuse("training.steps", steps, "must be ≥ 1: there is nothing to train", "Use 1 or more.")
+    ramp = config.training.rampup_batch_size
+    if ramp:
+        rule = "must be null: the batch size cannot grow during a run yet"
+        yield refuse("training.rampup_batch_size", list(ramp), rule, "Remove the field.")
+    if optimizer.type != "AdamW":
+        yield refuse("optimizer.type", optimizer.type, "must be AdamW: no other optimizer exists yet", "Use AdamW.")
     for field in ("amsgrad", "maximize"):
-        if getattr(config.optimizer, field):
-            yield f"optimizer.{field}: this AdamW does not have it yet; remove the field."
+        if getattr(optimizer, field):
+            rule = "must be false: this AdamW does not have it yet"
+            yield refuse(f"optimizer.{field}", True, rule, "Remove the field.")
 
 
-def _attention_across_documents(config: TrainConfig) -> Iterator[str]:
-    """reset_attention_mask acts on the dense mask alone: without one, attention would cross documents unnoticed."""
-    data = config.train_dataset.dataloader.config
-    if not data.reset_attention_mask or data.create_compressed_eod_mask:
+def _documents(config: TrainConfig) -> Iterator[Problem]:
+    """What would let attention cross from document to document unnoticed."""
+    data, model, path = config.train_dataset.dataloader.config, config.model, "train_dataset.dataloader.config."
+    if data.create_compressed_eod_mask:
         return
-    path = "train_dataset.dataloader.config."
+    apart = f"Write {path}create_compressed_eod_mask: true"
+    eod_mask = "model.use_eod_attn_mask_compression"
+    if eod_mask in written_fields(config) and model.use_eod_attn_mask_compression:
+        rule = f"needs {path}create_compressed_eod_mask: the data would not say where documents end"
+        yield config.source.problem(eod_mask, True, rule, f"{apart}, which sets both.")
+    # reset_attention_mask acts on the dense mask alone.
+    if not data.reset_attention_mask:
+        return
     if not data.create_attention_mask:
         reason = "create_attention_mask is false"
-    elif config.model.use_attn_mask_compression:
+    elif model.use_attn_mask_compression:
         reason = "model.use_attn_mask_compression replaces the mask by a causal one"
     else:
         return
-    yield (
-        f"{path}reset_attention_mask is true, and {reason}: attention would cross from document to document. "
-        f"Write {path}create_compressed_eod_mask: true to keep them apart, or reset_attention_mask: false."
+    yield config.source.problem(
+        f"{path}reset_attention_mask",
+        True,
+        f"has no effect, because {reason}: attention would cross from document to document",
+        f"{apart} to keep them apart, or reset_attention_mask: false.",
     )
 
 
@@ -93,10 +102,13 @@ _ACTED_ON = (
 
 
 def fields_without_effect(config: TrainConfig) -> tuple[str, ...]:
-    """The fields that the file sets and this version does not act on; a section without any effect by its name."""
+    """The fields that the file sets and this version does not act on; a section without any effect by its name.
+
+    Without those that parallel-config has warned of.
+    """
     written = {path.partition("[")[0] for path in written_fields(config)}  # a list counts as one field
     leaves = {path for path in written if not any(other.startswith(f"{path}.") for other in written)}
-    ignored = leaves - _ACTED_ON
+    ignored = leaves - _ACTED_ON - set(inert_fields(config))
     sections_with_effect = {_section(path) for path in _ACTED_ON}
     return tuple(sorted({path if _section(path) in sections_with_effect else _section(path) for path in ignored}))
 
