@@ -20,13 +20,15 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "device-mesh": ("parallel-config",),
     "mask-compression": (),
     "pipeline-schedule": (),
-    "trainer": ("parallel-config", "device-mesh", "mask-compression", "pipeline-schedule"),
+    "moe-dispatch": ("parallel-config", "device-mesh"),
+    "trainer": ("parallel-config", "device-mesh", "mask-compression", "pipeline-schedule", "moe-dispatch"),
 }
 EXTRAS = {
     "parallel-config": "test",
     "device-mesh": "mpi,mindspore,test",
     "mask-compression": "mindspore,plot,test",
     "pipeline-schedule": "test",
+    "moe-dispatch": "mindspore,plot,test",
     "trainer": "test",
 }
 

@@ -1,0 +1,104 @@
+"""The way of one batch of tokens to their experts and back: dispatch, combine, and the gradient of each.
+
+Dispatch is a linear map D, which copies each token to the rows of its experts. Combine is its transpose after scaling
+each row by its weight. So the gradients need nothing else: of dispatch Dᵀ; of combine D of the result's gradient,
+scaled by the weights for the rows and multiplied with the rows for the weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+
+from moe_dispatch.exchange import Exchange, Spread
+from moe_dispatch.layout import Array, Ints
+from moe_dispatch.row_sums import scale_rows
+
+
+@frozen(eq=False)
+class Route:
+    """Where a rank's tokens go and come back from. Made by a dispatcher's `route`.
+
+    Every method is a collective: all ranks of the group call the same ones in the same order, also with no tokens
+    and with no rows. Arrays are float32 or float64, those of one call alike, and results have their dtype.
+    T tokens of this rank, K experts of each, H numbers in a row, R rows that this rank's experts get.
+
+    Attributes:
+        counts: int64 (experts of this rank,): the rows that each gets; their sum is R.
+        num_tokens: T.
+        top_k: K.
+    """
+
+    counts: Ints
+    num_tokens: int
+    top_k: int
+    # The last of the spreads ends at the experts, and starts where `_slots` bring what belongs to (token, k).
+    _spreads: tuple[Spread, ...]
+    _slots: tuple[Exchange, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return int(self.counts.sum())
+
+    def dispatch(self, tokens: Array) -> Array:
+        """tokens (T, H) of this rank; (R, H) for its experts: by expert, then source rank, then token."""
+        _check(tokens, "tokens", self.num_tokens)
+        for spread in self._spreads:
+            tokens = spread.there(tokens)
+        return tokens
+
+    def combine(self, rows: Array, weights: Array) -> Array:
+        """(T, H): for each token the sum over k of weights[t, k] times the row of its k-th expert.
+
+        rows (R, H) in the order in which `dispatch` gave them; weights (T, K) of this rank's tokens.
+        """
+        _check(rows, "rows", self.num_rows)
+        return self._gather(rows, self._weights_of_slots(weights, rows))
+
+    def dispatch_gradient(self, d_rows: Array) -> Array:
+        """The gradient by tokens, (T, H), of a loss whose gradient by dispatched rows is d_rows (R, H)."""
+        _check(d_rows, "d_rows", self.num_rows)
+        return self._gather(d_rows, None)
+
+    def combine_gradient(self, d_out: Array, rows: Array, weights: Array) -> tuple[Array, Array]:
+        """The gradients by rows, (R, H), and by weights, (T, K), for d_out (T, H), the gradient by the result.
+
+        rows and weights are what `combine` was given: nothing else has to be kept.
+        """
+        _check(rows, "rows", self.num_rows)
+        slot_weights = self._weights_of_slots(weights, rows)
+        last = self._spreads[-1].exchange
+        d_rows = self.dispatch(d_out)
+        d_weights = last.back(scale_rows(d_rows, last.there(slot_weights), rows))
+        for slots in reversed(self._slots):
+            d_weights = slots.back(d_weights)
+        return d_rows, d_weights.reshape(self.num_tokens, self.top_k)
+
+    def _gather(self, rows: Array, slot_weights: Array | None) -> Array:
+        rows = self._spreads[-1].back(rows, slot_weights)
+        for spread in reversed(self._spreads[:-1]):
+            rows = spread.back(rows)
+        return rows
+
+    def _weights_of_slots(self, weights: Array, rows: Array) -> Array:
+        if weights.shape != (self.num_tokens, self.top_k) or weights.dtype != rows.dtype:
+            raise ValueError(
+                f"weights have shape {weights.shape} and dtype {weights.dtype}, but this route has {self.num_tokens} "
+                f"tokens with top_k {self.top_k}, and the rows are {rows.dtype}: they must have shape "
+                f"{(self.num_tokens, self.top_k)} and dtype {rows.dtype}"
+            )
+        values = weights.reshape(-1)
+        for slots in self._slots:
+            values = slots.there(values)
+        return values
+
+
+def _check(x: Array, name: str, rows: int) -> None:
+    if x.dtype not in (np.float32, np.float64):
+        raise TypeError(f"{name} have dtype {x.dtype}, but must be float32 or float64: pass {name}.astype('float32')")
+    if x.ndim != 2 or len(x) != rows:
+        raise ValueError(
+            f"{name} have shape {x.shape}, but this route was made for {rows} of them on this rank: the shape must be "
+            f"({rows}, H), also where that is no row"
+        )

@@ -1,0 +1,128 @@
+"""Both dispatchers against the dense reference and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from dense_reference import KINDS, Array, Batch, d_matrices, expert_matrices, random_batch, reference, rows_of_experts
+from device_mesh import Communicator
+from moe_dispatch import AllToAllDispatcher, DeredundantDispatcher, Route
+
+HIDDEN = 5
+EXPERTS_PER_RANK = 2
+TOLERANCE = {"float64": 1e-13, "float32": 2e-5}
+# Ranks of the last group of a world that 8 does not divide are fewer: 3, 3 and 2.
+NODES = {1: (1,), 2: (1, 2), 3: (), 4: (1, 2, 4), 8: (2, 4)}
+
+CASES: dict[tuple[int, str], Callable[[Communicator], None]] = {}
+
+
+def matches_the_dense_layer(comm: Communicator, ranks_per_node: int | None, kind: str, dtype: str) -> None:
+    num_experts = EXPERTS_PER_RANK * comm.size
+    batches = [random_batch(rank, kind, num_experts, HIDDEN, dtype) for rank in range(comm.size)]
+    mine, matrices = batches[comm.rank], expert_matrices(num_experts, HIDDEN)
+    held = range(comm.rank * EXPERTS_PER_RANK, (comm.rank + 1) * EXPERTS_PER_RANK)
+    dispatcher = (
+        AllToAllDispatcher(comm, num_experts)
+        if ranks_per_node is None
+        else DeredundantDispatcher(comm, num_experts, ranks_per_node)
+    )
+
+    route = dispatcher.route(mine.expert_ids)
+    rows = route.dispatch(mine.tokens)
+    expected_rows, counts = rows_of_experts(batches, held)
+    assert route.counts.dtype == np.int64
+    assert route.counts.tolist() == counts
+    assert rows.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(rows, expected_rows)
+
+    out, d_tokens, d_weights, d_held = through_experts(route, rows, mine, matrices[held.start : held.stop])
+    expected = reference(mine, matrices)
+    for actual, right in ((out, expected.out), (d_tokens, expected.d_tokens), (d_weights, expected.d_weights)):
+        assert actual.dtype == np.dtype(dtype)
+        np.testing.assert_allclose(actual, right, rtol=TOLERANCE[dtype], atol=20 * TOLERANCE[dtype])
+    right = d_matrices(batches, num_experts)[held.start : held.stop]
+    np.testing.assert_allclose(d_held, right, rtol=TOLERANCE[dtype], atol=100 * TOLERANCE[dtype])
+
+
+def through_experts(route: Route, rows: Array, batch: Batch, matrices: Array) -> tuple[Array, Array, Array, Array]:
+    """Result, and gradients by tokens, weights and the matrices of this rank's experts."""
+    matrices = matrices.astype(rows.dtype)
+    ends = np.cumsum(route.counts)[:-1]
+    results = np.concatenate([x @ matrix for x, matrix in zip(np.split(rows, ends), matrices, strict=True)])
+    out = route.combine(results, batch.weights)
+    d_results, d_weights = route.combine_gradient(batch.d_out, results, batch.weights)
+    pieces = list(zip(np.split(rows, ends), np.split(d_results, ends), matrices, strict=True))
+    d_rows = np.concatenate([d_y @ matrix.T for _, d_y, matrix in pieces])
+    d_matrices = np.stack([x.T @ d_y for x, d_y, _ in pieces])
+    return out, route.dispatch_gradient(d_rows), d_weights, d_matrices
+
+
+def sends_a_token_to_a_node_once(comm: Communicator, ranks_per_node: int) -> None:
+    num_experts, top_k, dtype = 4 * comm.size, 4, "float32"
+    expert_ids = random_batch(comm.rank, "all experts", num_experts, HIDDEN, dtype).expert_ids[:, :top_k]
+    tokens = np.ones((len(expert_ids), HIDDEN), dtype)
+    node = comm.rank // ranks_per_node
+    nodes = [{expert // (4 * ranks_per_node) for expert in chosen} - {node} for chosen in expert_ids.tolist()]
+    away = [e for chosen in expert_ids.tolist() for e in chosen if e // (4 * ranks_per_node) != node]
+    plain = AllToAllDispatcher(comm, num_experts, ranks_per_node)
+    once = DeredundantDispatcher(comm, num_experts, ranks_per_node)
+    for dispatcher, rows in ((plain, len(away)), (once, sum(map(len, nodes)))):
+        route = dispatcher.route(expert_ids)
+        before = dispatcher.sent.between_nodes
+        route.dispatch(tokens)
+        assert dispatcher.sent.between_nodes - before == rows * HIDDEN * 4
+
+
+def case_two_ranks(comm: Communicator, ranks_per_node: int | None) -> None:
+    """PUB-MOE-01: an unused expert; and a rank that receives nothing."""
+    dispatcher = (
+        AllToAllDispatcher(comm, 4) if ranks_per_node is None else DeredundantDispatcher(comm, 4, ranks_per_node)
+    )
+    tokens = np.array([[[1.0], [2.0], [3.0]], [[4.0], [5.0]]][comm.rank])
+    factors = np.array([2.0 * comm.rank + 1, 2.0 * comm.rank + 2])
+
+    expert_ids = np.array([[[0, 1], [0, 3], [1, 0]], [[0, 1], [1, 0]]][comm.rank])
+    weights = np.array([[[0.75, 0.25], [0.5, 0.5], [0.6, 0.4]], [[0.5, 0.5], [0.9, 0.1]]][comm.rank])
+    route = dispatcher.route(expert_ids)
+    assert route.counts.tolist() == [[5 + 0, 4 + 0], [0, 1]][comm.rank]
+    scale = np.repeat(factors, route.counts)[:, None]
+    rows = route.dispatch(tokens)
+    out = route.combine(scale * rows, weights)
+    np.testing.assert_allclose(out[:, 0], [[1.25, 5.0, 4.8], [6.0, 9.5]][comm.rank], rtol=1e-15)
+    d_rows, d_weights = route.combine_gradient(np.ones_like(out), scale * rows, weights)
+    # Of the sum of all results: by a token the sum of weight times factor, by a weight factor times token.
+    np.testing.assert_allclose(d_weights, (expert_ids + 1) * tokens, rtol=1e-15)
+    d_tokens = route.dispatch_gradient(scale * d_rows)
+    np.testing.assert_allclose(d_tokens[:, 0], ((expert_ids + 1) * weights).sum(1), rtol=1e-15)
+    by_factor = [float(piece.sum()) for piece in np.split(d_rows * rows, np.cumsum(route.counts)[:-1])]
+    right = [[0.75 + 1 + 1.2 + 2 + 0.5, 0.25 + 1.8 + 2 + 4.5], [0.0, 1.0]][comm.rank]
+    np.testing.assert_allclose(by_factor, right, rtol=1e-15)
+
+    route = dispatcher.route(np.ones((len(tokens), 1), np.int64))
+    assert route.counts.tolist() == [[0, 5], [0, 0]][comm.rank]
+    scale = np.repeat(factors, route.counts)[:, None]
+    rows = route.dispatch(tokens)
+    assert rows.shape == (int(route.counts.sum()), 1)
+    out = route.combine(scale * rows, np.ones((len(tokens), 1)))
+    np.testing.assert_array_equal(out[:, 0], [[2.0, 4.0, 6.0], [8.0, 10.0]][comm.rank])
+    d_rows, d_weights = route.combine_gradient(np.ones_like(out), scale * rows, np.ones((len(tokens), 1)))
+    np.testing.assert_array_equal(d_weights, 2 * tokens)
+    np.testing.assert_array_equal(route.dispatch_gradient(scale * d_rows), np.full_like(tokens, 2.0))
+    assert float((d_rows * rows).sum()) == [15.0, 0.0][comm.rank]
+
+
+for world, nodes in NODES.items():
+    for per_node in (None, *nodes):
+        way = "plain" if per_node is None else f"nodes of {per_node}"
+        for kind in KINDS:
+            for dtype in ("float64", "float32") if kind == "random" else ("float64",):
+                CASES[world, f"{way}, {kind}, {dtype}"] = partial(
+                    matches_the_dense_layer, ranks_per_node=per_node, kind=kind, dtype=dtype
+                )
+        if per_node is not None:
+            CASES[world, f"{way}, bytes"] = partial(sends_a_token_to_a_node_once, ranks_per_node=per_node)
+        if world == 2:
+            CASES[world, f"{way}, PUB-MOE-01"] = partial(case_two_ranks, ranks_per_node=per_node)
