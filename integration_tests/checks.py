@@ -20,6 +20,7 @@ from attrs import evolve
 from cases import CASES, Case, Model
 from context_checks import attention_everywhere, empty_blocks, ring_memory
 from device_mesh import Communicator, Traffic, connect
+from memory_checks import held_memory
 from mindspore import Tensor, mint
 from parallel_config import loads
 from parallel_trainer.batch import MicroBatch
@@ -319,6 +320,16 @@ def layer_traffic(communicator: Communicator) -> dict[str, list[list[Any]]]:
     }
 
 
+def calls_of_one_rank(communicator: Communicator) -> dict[str, list[list[Any]]]:
+    """Every call of a step on one rank, with all that a plan of one rank can have."""
+    traffic = Traffic()
+    case = Case(loss_parallel=True, reshard="always", accumulation=3, model=Model(tied=True, bias=True))
+    trainer = Trainer(prepare(loads(case.yaml(corpora())), communicator.size), communicator, traffic=traffic)
+    traffic.calls.clear()
+    trainer.train_step()
+    return {"calls": [[call.group, call.operation, call.during, call.received_bytes] for call in traffic.calls]}
+
+
 def live_activations(communicator: Communicator) -> dict[str, list[int]]:
     """The most tapes that were alive on each rank during a step of an interleaved pipeline; the schedule's numbers."""
     case = Case(pp=communicator.size, chunks=2, accumulation=9, model=Model(layers=2 * communicator.size, batch=36))
@@ -360,7 +371,9 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     attention_everywhere: (2, 4, 8),
     empty_blocks: (2, 4, 8),
     ring_memory: (4, 8),
+    held_memory: (1, 2, 4),
     communication: (1, 2, 4, 8),
-    layer_traffic: (1, 2, 4),
+    layer_traffic: (2, 4),
+    calls_of_one_rank: (1,),
     live_activations: (4,),
 }

@@ -36,5 +36,22 @@ def test_a_block_gathers_and_scatters_twice_each_way(reports: Reports, world: in
     assert found["unit 3 backward"] == [["reduce_scatter", border]]
 
 
-def test_one_rank_communicates_nothing_over_the_axes_of_a_model(reports: Reports) -> None:
-    assert set(map(len, reports[1]["checks"]["layer_traffic"].values())) == {0}
+def test_one_rank_calls_nothing_within_its_model(reports: Reports) -> None:
+    """Valid tokens, losses over ranks and stages, the norm: each in a group of one, from which nothing is received."""
+    numbers = ("loss", "loss", "pp", "world")
+    assert reports[1]["checks"]["calls_of_one_rank"]["calls"] == [[group, "all_reduce", "", 0] for group in numbers]
+
+
+@pytest.mark.parametrize(("world", "least"), [(1, 2), (2, 15), (4, 25)])
+def test_a_run_keeps_what_the_plan_says(reports: Reports, world: int, least: int) -> None:
+    """Byte for byte, of activations within 1 percent: token ids and their places are left out of the plan."""
+    found = reports[world]["checks"]["held_memory"]
+    assert len(found) >= least
+    ranks = [(case, rank, numbers) for case, rows in found.items() for rank, numbers in enumerate(rows)]
+    assert len(ranks) == world * len(found)
+    for case, rank, numbers in ranks:
+        for kind, (measured, planned) in numbers.items():
+            tolerance = 0.01 if kind == "activations" else 0
+            assert planned == pytest.approx(measured, rel=tolerance, abs=0), (case, rank, kind)
+    kinds = {kind for _, _, numbers in ranks for kind, (measured, _) in numbers.items() if measured}
+    assert len(kinds) == (6 if world > 1 else 5)

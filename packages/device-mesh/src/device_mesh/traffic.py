@@ -19,7 +19,14 @@ from device_mesh.forwarding import ForwardingCommunicator
 
 @frozen
 class Call:
-    """One call: on which group (a name, such as a mesh axis), which operation, during what, and bytes received."""
+    """One call of a collective or a transfer.
+
+    group:          the name that the communicator was counted under, such as a mesh axis.
+    operation:      "all_reduce" and so on; non-blocking calls have the names of the blocking ones.
+    during:         the label of the innermost `Traffic.during`, "" outside; it means what its author says, and two
+        pieces of work with one label cannot be told apart.
+    received_bytes: what comes to this rank from others, as the module counts it.
+    """
 
     group: str
     operation: str

@@ -1,6 +1,6 @@
 """What a plan costs a rank, from declarations and arithmetic: parameters, memory and communication of one step.
 
-Parameters and communication are counted as runs count them, and tests compare; memory is an estimate.
+Parameters, what is kept in memory, and communication are counted as runs count them, and tests compare.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Set as AbstractSet
 
 from attrs import frozen
 from device_mesh import ParallelMesh
-from pipeline_schedule import peak_activations
 
+from parallel_trainer.activations import heads_inside, most_kept, tokens_inside
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.models.config import Qwen3Config, model_config
 from parallel_trainer.parallel.layout import WeightPart, weight_part
-from parallel_trainer.parallel.pipeline import schedule, stage_units, weight_ranks
+from parallel_trainer.parallel.pipeline import stage_units, weight_ranks
 from parallel_trainer.parallel.weights import Weight, shard_sizes, split_evenly
 
 KINDS = {"embed_tokens": "embedding", "lm_head": "head", "self_attn": "attention", "mlp": "feed-forward"}
@@ -72,7 +72,7 @@ class Estimate:
 
     @classmethod
     def of(cls, job: Job, rank: int = 0) -> Estimate:
-        """For rank `rank` of the job's world. The first rank of a stage holds most where sizes do not divide."""
+        """For rank `rank` of the job's world."""
         mesh = ParallelMesh(job.plan)
 
         def held(weight: Weight) -> HeldWeight:
@@ -97,6 +97,12 @@ class Estimate:
             shared={name for name, ranks in weight_ranks(stages, job.plan.pp).items() if len(ranks) > 1},
         )
 
+    @classmethod
+    def largest(cls, job: Job) -> Estimate:
+        """For a rank that needs the most memory: where sizes do not divide, the first ranks have the larger parts."""
+        first_of_stages = ParallelMesh(job.plan).group("pp", 0)
+        return max((cls.of(job, rank) for rank in first_of_stages), key=lambda found: sum(found.memory().values()))
+
     @property
     def weights(self) -> tuple[HeldWeight, ...]:
         """Every weight once."""
@@ -110,36 +116,22 @@ class Estimate:
         return found
 
     def memory(self) -> dict[str, int]:
-        """Bytes by what they are for; `activations` is an estimate for the micro-batches in flight."""
-        size, elements = self.job.dtype.itemsize, sum(held.elements for held in self.weights)
-        largest = max(sum(held.part.size for held in unit) for unit in self.units)
+        """Bytes by what they are for, each when it is most; working memory of kernels and communication is left out."""
+        plan, size, elements = self.job.plan, self.job.dtype.itemsize, sum(held.elements for held in self.weights)
+        unit = max(sum(held.part.size for held in unit) for unit in self.units)
         everything = sum(held.part.size for held in self.weights)
-        gathered = 0 if self.job.plan.fsdp == 1 else largest if self.job.plan.reshard_after_forward else everything
+        kept_whole = plan.fsdp > 1 and not plan.reshard_after_forward
+        gathered = 0 if plan.fsdp == 1 else everything if kept_whole else unit
         return {
             "parameters": elements * size,
-            "gradients": (elements + self._whole_gradients()) * size,
-            "optimizer state": 2 * elements * size,
+            "gradients": elements * size,
+            # Those of the unit whose backward pass runs, and what is added up before it is reduced.
+            "whole gradients": (unit + kept_whole * everything) * size,
+            # Two moments, and whether weight decay applies.
+            "optimizer state": elements * (2 * size + 1),
             "gathered parameters": gathered * size,
-            "activations (estimate)": self._activations() * size,
+            "activations": most_kept(self.job, self.rank) * size,
         }
-
-    def _whole_gradients(self) -> int:
-        """Elements of gradients that are added up whole during a step: of one chunk at least, of all at most."""
-        plan = self.job.plan
-        return 0 if plan.fsdp == 1 or plan.reshard_after_forward else sum(held.part.size for held in self.weights)
-
-    def _activations(self) -> int:
-        """Elements that are kept for backward passes, at the moment when most micro-batches are in flight."""
-        plan = self.job.plan
-        in_flight = peak_activations(schedule(plan.pp, len(self.chunks), plan.num_accumulation_steps))
-        stage = self.mesh.axis("pp").index(self.rank)
-        blocks = sum(len(unit) > 2 for unit in self.units)
-        ends = (0 in self.stages) + (plan.pp * plan.interleave_num - 1 in self.stages)
-        return (
-            in_flight[stage]
-            * (blocks * _block_activations(self.job) + ends * _end_activations(self.job))
-            // len(self.chunks)
-        )
 
     def communication(self) -> Counter[str]:
         """Bytes that the rank receives in a step, by mesh axis, as `device_mesh.Traffic` counts them."""
@@ -169,7 +161,7 @@ class Estimate:
 
     def _of_activations(self) -> Iterator[tuple[str, int]]:
         plan, size, model = self.job.plan, self.job.dtype.itemsize, model_config(self.job.config.model)
-        tokens = _tokens(self.job)
+        tokens = tokens_inside(self.job)
         border = (plan.tp - 1) * tokens // plan.tp * model.hidden_size * size
         steps, last = plan.num_accumulation_steps, plan.pp * plan.interleave_num - 1
         layers = sum(b - a + 1 for a, b in (plan.stage_layers[stage] for stage in self.stages))
@@ -193,11 +185,6 @@ class Estimate:
         yield "world", _all_reduce(plan.world_size, 8)
 
 
-def _tokens(job: Job) -> int:
-    """Tokens of a micro-batch within a region of split weights."""
-    return job.plan.local_batch_size * job.seq_length // job.plan.cp
-
-
 def _all_reduce(ranks: int, nbytes: int) -> int:
     return round(2 * nbytes * (ranks - 1) / ranks)
 
@@ -214,8 +201,7 @@ def _loss(job: Job, model: Qwen3Config, tokens: int, tp_rank: int) -> int:
 def _attention(job: Job, model: Qwen3Config, tokens: int) -> int:
     """Bytes of one attention of a micro-batch, forward and backward, over the context-parallel ranks."""
     plan, size = job.plan, job.dtype.itemsize * model.head_dim
-    heads, kv_heads = model.num_attention_heads // plan.tp, max(1, model.num_key_value_heads // plan.tp)
-    degree = plan.ulysses_degree
+    (heads, kv_heads), degree = heads_inside(job, model), plan.ulysses_degree
     found = 0
     if degree > 1:
         kv_heads = math.lcm(kv_heads, degree)
@@ -229,23 +215,3 @@ def _attention(job: Job, model: Qwen3Config, tokens: int) -> int:
         ring = plan.context_parallel_async
         found += (2 * (blocks - 1) + blocks if ring else 2 * (blocks - 1)) * block
     return found
-
-
-def _block_activations(job: Job) -> int:
-    """Elements that a block keeps for the backward pass of one micro-batch, counted by what the kernels save."""
-    plan, model = job.plan, model_config(job.config.model)
-    inside = _tokens(job)
-    heads = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
-    query, inner = model.num_attention_heads * model.head_dim, model.intermediate_size
-    entered = 2 * inside * model.hidden_size if plan.tp > 1 else 0
-    # Hidden states and norms; queries, keys and values as they come, normed and turned; the result of attention, twice.
-    split = inside * (4 * model.hidden_size + 3 * heads + 2 * query + 3 * inner) // plan.tp
-    return entered + split
-
-
-def _end_activations(job: Job) -> int:
-    """Elements that the embedding or the head keeps, of which the head has most."""
-    plan, model = job.plan, model_config(job.config.model)
-    inside = _tokens(job)
-    logits = inside * model.vocab_size // (plan.tp if job.config.parallelism.enable_loss_parallel else 1)
-    return logits + 2 * inside // plan.tp * model.hidden_size

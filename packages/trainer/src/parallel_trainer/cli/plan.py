@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from parallel_config import load
@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--world-size", type=int, required=True, help="ranks to plan for")
     parser.add_argument("--steps", type=int, default=4, help="training steps whose samples are looked at (default: 4)")
     parser.add_argument(
-        "--rank", type=int, default=0, help="the rank whose memory and communication to show (default: 0)"
+        "--rank", type=int, help="the rank to show (default: one that needs the most memory, and why it does)"
     )
     parser.set_defaults(run=run)
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps < 1:
         raise UserError(f"--steps {args.steps} must be at least 1.")
     job = prepare(load(args.config), args.world_size)
-    if not 0 <= args.rank < args.world_size:
+    if args.rank is not None and not 0 <= args.rank < args.world_size:
         raise UserError(f"--rank {args.rank} must be 0 … {args.world_size - 1}, a rank of the world.")
     for note in job.notes:
         print(f"Note: {note}", file=sys.stderr)
@@ -48,14 +48,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _costs(job: Job, rank: int) -> Iterator[str]:
-    """Tables of what a rank holds and receives."""
+def _costs(job: Job, rank: int | None) -> Iterator[str]:
+    """Tables of what a rank holds and receives; without one, of a rank that needs the most memory."""
     from parallel_trainer.estimate import Estimate  # builds the model, which needs MindSpore
 
-    estimate = Estimate.of(job, rank)
+    if rank is None:
+        estimate = Estimate.largest(job)
+        rank = estimate.rank
+        yield f"Rank {rank} needs the most memory: {_why_most(job, estimate.stages)}. --rank shows another."
+    else:
+        estimate = Estimate.of(job, rank)
     yield from _table(f"Parameters of rank {rank}, of {estimate.model_size:,} in all", estimate.parameters())
-    yield from _table(f"Memory of rank {rank}, bytes", estimate.memory())
+    yield from _table(f"Memory of rank {rank}, bytes, each when it is most", estimate.memory())
     yield from _table(f"Received by rank {rank} in a step, bytes by mesh axis", estimate.communication())
+
+
+def _why_most(job: Job, stages: Sequence[int]) -> str:
+    """What a rank with these virtual stages has that others have not."""
+    plan = job.plan
+    if plan.pp == 1:
+        return "ranks are alike, or the first has the larger parts of what does not divide"
+    ranges = (plan.stage_layers[stage] for stage in stages)
+    layers = [f"{first}-{last}" if first < last else f"{first}" for first, last in ranges]
+    has = [f"layers {', '.join(layers)}"]
+    has += ["the embedding"] if 0 in stages else []
+    has += ["the output layer"] if len(plan.stage_layers) - 1 in stages else []
+    return f"its stage of the pipeline, {stages[0] + 1} of {plan.pp}, has {', '.join(has)}"
 
 
 def _table(title: str, numbers: Mapping[str, int]) -> Iterator[str]:

@@ -1,0 +1,114 @@
+"""What a rank's memory is measured to hold during a step, beside what the plan says."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import CASES
+from device_mesh import Communicator
+from mindspore import Tensor
+from mindspore.common import _Function
+from parallel_config import loads
+from parallel_trainer.estimate import Estimate
+from parallel_trainer.job import prepare
+from parallel_trainer.parallel.chunk import Chunk
+from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
+from parallel_trainer.trainer import Trainer
+
+
+@contextmanager
+def after_each_call(owner: type, name: str, look: Callable[..., None]) -> Iterator[None]:
+    """Call `look` with a method's arguments after each of its calls."""
+    method = getattr(owner, name)
+
+    def watched(*args: Any, **options: Any) -> Any:
+        result = method(*args, **options)
+        look(*args)
+        return result
+
+    setattr(owner, name, watched)
+    try:
+        yield
+    finally:
+        setattr(owner, name, method)
+
+
+def saved_for_backward(weights: ShardedWeights) -> int:
+    """Bytes that differentiable functions between their forward and their backward hold, shared memory once."""
+    held: dict[int, int] = {}
+    # A weak reference claims the class of what it refers to, but its type is its own.
+    for context in (found for found in gc.get_objects() if issubclass(type(found), _Function)):
+        for value in (*vars(context).values(), *(context.saved_tensors or ())):
+            if isinstance(value, Tensor):
+                storage = value.untyped_storage()
+                held[storage.data_ptr()] = storage.size()
+            elif isinstance(value, np.ndarray):
+                held[value.ctypes.data] = value.nbytes
+    for sharded in weights:
+        held.pop(sharded.tensor.untyped_storage().data_ptr(), None)
+    return sum(held.values())
+
+
+def measured(trainer: Trainer) -> dict[str, int]:
+    """Bytes by what they are for, of a training step, under the names of `Estimate.memory`."""
+    weights, optimizer = trainer.weights, trainer.optimizer
+    peak = {"gathered": 0, "saved": 0}
+    whole: dict[str, int] = {}
+
+    def gathered(*_: object) -> None:
+        found = sum(sharded.tensor.untyped_storage().size() for sharded in weights if not sharded.stays)
+        peak["gathered"] = max(peak["gathered"], found)
+
+    def saved(*_: object) -> None:
+        peak["saved"] = max(peak["saved"], saved_for_backward(weights))
+
+    def reduced(_: object, sharded: ShardedWeight, gradient: np.ndarray) -> None:
+        whole[sharded.weight.name] = gradient.nbytes
+
+    with ExitStack() as watching:
+        # What is there now has not to be looked through each time.
+        gc.freeze()
+        watching.callback(gc.unfreeze)
+        watching.enter_context(after_each_call(ShardedWeight, "gather", gathered))
+        watching.enter_context(after_each_call(ShardedWeights, "add_gradient", reduced))
+        watching.enter_context(after_each_call(Chunk, "forward", saved))
+        trainer.train_step()
+    units = [unit for chunk in trainer.pipeline.chunks for unit in chunk.units]
+    added_up = trainer.job.plan.fsdp > 1 and not trainer.job.plan.reshard_after_forward
+    return {
+        "parameters": weights.values.nbytes,
+        "gradients": weights.gradients.nbytes,
+        "whole gradients": max(sum(whole[weight.name] for weight in unit.weights) for unit in units)
+        + added_up * sum(whole.values()),
+        "optimizer state": sum(
+            array.nbytes for array in (optimizer.first_moment, optimizer.second_moment, optimizer.decay)
+        ),
+        "gathered parameters": peak["gathered"],
+        "activations": peak["saved"],
+    }
+
+
+def held_memory(communicator: Communicator) -> dict[str, list[dict[str, list[int]]]]:
+    """By case, for each rank: measured and planned bytes of each kind."""
+    texts = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
+    cases = {
+        (case.dimensions, case.asynchronous, case.loss_parallel, case.reshard == "never"): case
+        for case in CASES
+        if case.world == communicator.size and case.accumulation < 9
+    }
+    found = {}
+    for case in cases.values():
+        job = prepare(loads(case.yaml(texts)), communicator.size)
+        numbers, planned = measured(Trainer(job, communicator)), Estimate.of(job, communicator.rank).memory()
+        rows = communicator.all_gather(np.array([[*numbers.values(), *planned.values()]]))
+        found[case.name] = [
+            {name: [int(row[at]), int(row[at + len(planned)])] for at, name in enumerate(planned)} for row in rows
+        ]
+    return found

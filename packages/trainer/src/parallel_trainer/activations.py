@@ -1,0 +1,73 @@
+"""How much of its micro-batches a rank keeps between their forward and their backward passes.
+
+Counted by what the CPU kernels save and who shares it. Left out are token ids, masks and rotary angles, which no layer
+has for itself, and the working memory of the kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+from device_mesh import ParallelMesh
+from pipeline_schedule import Action, Kind
+
+from parallel_trainer.job import Job
+from parallel_trainer.models.config import Qwen3Config, model_config
+from parallel_trainer.parallel.pipeline import schedule
+from parallel_trainer.parallel.weights import split_evenly
+
+_CHANGES = {Kind.FORWARD: 1, Kind.BACKWARD: -1}
+
+
+def tokens_inside(job: Job) -> int:
+    """Tokens of a rank's micro-batch within a region of split weights; between regions it has 1/tp of them."""
+    return job.plan.local_batch_size * job.seq_length // job.plan.cp
+
+
+def heads_inside(job: Job, model: Qwen3Config) -> tuple[int, int]:
+    """The query and the key/value heads that a tensor-parallel rank has."""
+    return model.num_attention_heads // job.plan.tp, max(1, model.num_key_value_heads // job.plan.tp)
+
+
+def most_kept(job: Job, rank: int) -> int:
+    """Elements that a rank keeps when they are most: each micro-batch under way counts for the stages it passed."""
+    plan, model, mesh = job.plan, model_config(job.config.model), ParallelMesh(job.plan)
+    pp_rank, last = mesh.axis("pp").index(rank), plan.pp * plan.interleave_num - 1
+    layers = [stop - start + 1 for start, stop in plan.stage_layers]
+    kept = [count * _of_block(job, model) for count in layers]
+    kept[last] += _of_head(job, model, mesh.axis("tp").index(rank))
+    program = schedule(plan.pp, plan.interleave_num, plan.num_accumulation_steps).programs[pp_rank]
+    actions = (step for step in program if isinstance(step, Action))
+    return max(accumulate(_CHANGES.get(action.kind, 0) * kept[action.stage] for action in actions))
+
+
+def _of_block(job: Job, model: Qwen3Config) -> int:
+    """What a block keeps of a micro-batch."""
+    inside, (heads, kv_heads) = tokens_inside(job), heads_inside(job, model)
+    # The inputs of both norms, and a root mean square for each token.
+    between = 2 * (model.hidden_size + 1) * inside // job.plan.tp
+    # Their results, gathered; gate, up, its sigmoid and the product; of each head two root mean squares or log-sums.
+    feed_forward = 4 * model.intermediate_size // job.plan.tp
+    return between + inside * (2 * model.hidden_size + feed_forward + 2 * heads + kv_heads + _of_heads(job, model))
+
+
+def _of_heads(job: Job, model: Qwen3Config) -> int:
+    """Numbers of a token's queries, keys, values and results of attention."""
+    plan, (heads, kv_heads) = job.plan, heads_inside(job, model)
+    blocks, degree = plan.cp // plan.ulysses_degree, plan.ulysses_degree
+    ring = blocks > 1 and plan.context_parallel_async
+    # Queries before their norm and as attention takes them; its result as it keeps it and as the projection takes it,
+    # which in a ring is one array unless tokens and heads are traded in between.
+    queries = heads * (3 if ring and degree == 1 else 4)
+    # Keys before their norm; keys and values as attention takes them, of all ranks where they are gathered.
+    keys_values = 2 * math.lcm(kv_heads, degree) * (1 if ring else blocks)
+    return model.head_dim * (queries + kv_heads + keys_values)
+
+
+def _of_head(job: Job, model: Qwen3Config, tp_rank: int) -> int:
+    """What the head keeps of a micro-batch: the norm's input and its result, gathered; the gradient of the logits."""
+    inside, first, stop = tokens_inside(job), 0, model.vocab_size
+    if job.config.parallelism.enable_loss_parallel:
+        first, stop = split_evenly(model.vocab_size, job.plan.tp, tp_rank)
+    return (model.hidden_size + 1) * inside // job.plan.tp + inside * (model.hidden_size + stop - first)
