@@ -283,7 +283,7 @@ def communication(communicator: Communicator) -> dict[str, dict[str, Any]]:
     for case in (case for case in CASES if case.world == communicator.size and case.model.dtype == "float64"):
         kind: tuple[object, ...] = (case.dimensions, case.asynchronous)
         if case.world < 8:  # eight ranks share two cores
-            kind += (case.loss_parallel, case.reshard, case.model.tied)
+            kind += (case.loss_parallel, case.reshard, case.model.tied, case.model.kv_heads < case.tp)
         if kind in found:
             continue
         job = prepare(loads(case.yaml(texts)), communicator.size)

@@ -20,18 +20,19 @@ from statistics import median
 
 from parallel_trainer.launch.mpiexec import rank_environment
 
-STEPS = 12
-ROWS, TOKENS = 4, 256
+CORES = 2
+STEPS, WARM_UP = 12, 2
+ROWS, TOKENS, WIDTH, VOCABULARY = 4, 256, 256, 256
 CONFIG = """
 parallelism: {{tensor_parallel: {tp}, enable_loss_parallel: true}}
-training: {{steps: 12, global_batch_size: 4, local_batch_size: 4}}
+training: {{steps: {steps}, global_batch_size: {rows}, local_batch_size: {rows}}}
 model:
   model_type: qwen3
   architectures: Qwen3ForCausalLM
-  vocab_size: 256
-  seq_length: 256
-  hidden_size: 256
-  intermediate_size: 768
+  vocab_size: {vocabulary}
+  seq_length: {tokens}
+  hidden_size: {width}
+  intermediate_size: {inner}
   num_hidden_layers: 4
   num_attention_heads: 4
   num_key_value_heads: 2
@@ -41,9 +42,24 @@ train_dataset:
   dataloader:
     type: BlendedMegatronDatasetDataLoader
     datasets_type: GPTDataset
-    sizes: [48, 0, 0]
-    config: {{data_path: ["{corpus}"], split: "1, 0, 0", seq_length: 256, create_attention_mask: false}}
+    sizes: [{samples}, 0, 0]
+    config: {{data_path: ["{corpus}"], split: "1, 0, 0", seq_length: {tokens}, create_attention_mask: false}}
 """
+
+
+def config(tp: int, corpus: str) -> str:
+    """The file of both plans."""
+    return CONFIG.format(
+        tp=tp,
+        corpus=corpus,
+        steps=STEPS,
+        rows=ROWS,
+        tokens=TOKENS,
+        samples=STEPS * ROWS,
+        width=WIDTH,
+        inner=3 * WIDTH,
+        vocabulary=VOCABULARY,
+    )
 
 
 def rank(tp: int, corpus: str) -> None:
@@ -55,14 +71,14 @@ def rank(tp: int, corpus: str) -> None:
 
     communicator = connect()
     with abort_on_error(communicator):
-        trainer = Trainer(prepare(loads(CONFIG.format(tp=tp, corpus=corpus)), tp), communicator)
+        trainer = Trainer(prepare(loads(config(tp, corpus)), tp), communicator)
         seconds = []
         for _ in range(STEPS):
             start = time.perf_counter()
             trainer.train_step()
             seconds.append(time.perf_counter() - start)
         if communicator.rank == 0:
-            print(json.dumps(seconds[2:]))
+            print(json.dumps(seconds[WARM_UP:]))
 
 
 def main() -> None:
@@ -76,8 +92,8 @@ def main() -> None:
     seconds: dict[int, list[float]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as folder:
         corpus = str(Path(folder, "corpus"))
-        with IndexedWriter(corpus, vocab_size=256) as writer:
-            writer.add_document(np.random.default_rng(0).integers(0, 256, STEPS * ROWS * TOKENS + 1))
+        with IndexedWriter(corpus, vocab_size=VOCABULARY) as writer:
+            writer.add_document(np.random.default_rng(0).integers(0, VOCABULARY, STEPS * ROWS * TOKENS + 1))
         for _ in range(rounds):
             for ranks, found in seconds.items():
                 command = [
@@ -90,13 +106,15 @@ def main() -> None:
                     str(ranks),
                     corpus,
                 ]
-                done = subprocess.run(
-                    command, env=rank_environment(ranks, os.environ), capture_output=True, text=True, check=True
-                )
+                threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(CORES // ranks))
+                environment = rank_environment(ranks, os.environ | threads)
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
                 found += json.loads(done.stdout.strip().splitlines()[-1])
     speed = {ranks: ROWS * TOKENS / median(found) for ranks, found in seconds.items()}
-    print(f"1 rank, 2 threads       {speed[1]:8,.0f} tokens/s")
-    print(f"tp 2, 1 thread a rank   {speed[2]:8,.0f} tokens/s, ratio {speed[2] / speed[1]:.2f} (goal: at least 0.8)")
+    for ranks in seconds:
+        print(f"tensor_parallel {ranks}, threads of a rank {CORES // ranks}: {speed[ranks]:8,.0f} tokens/s")
+    usable = len(os.sched_getaffinity(0))
+    print(f"ratio {speed[2] / speed[1]:.2f} on {usable} usable cores (goal on {CORES}: at least 0.8)")
 
 
 if __name__ == "__main__":
