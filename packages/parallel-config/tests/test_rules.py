@@ -10,6 +10,7 @@ from parallel_config import ConfigError, ConfigWarning, ParallelPlan, Unsupporte
 from parallel_config.loading import examine
 
 QWEN = "model_type: qwen3, architectures: Qwen3ForCausalLM"
+QWEN_MOE = "model_type: qwen3_moe, architectures: Qwen3MoeForCausalLM"
 DEEPSEEK = "model_type: deepseek_v3, architectures: DeepseekV3ForCausalLM"
 GPT = "type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset, sizes: [8, 0, 0]"
 CP2 = "parallelism: {context_parallel: 2}"
@@ -231,6 +232,9 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     (1, f"model: {{{DEEPSEEK}, n_routed_experts: 12}}", "model.n_group", ["8", "12"]),
     (1, f"model: {{{DEEPSEEK}, topk_group: 16}}", "model.topk_group", ["n_group 8"]),
     (1, f"model: {{{DEEPSEEK}, topk_group: 3}}", "model.topk_group", ["num_experts_per_tok 8"]),
+    (1, f"model: {{{DEEPSEEK}, n_routed_experts: 8, topk_group: 4}}", "model.topk_group", ["8 / 8 = 1", "Use 8"]),
+    (1, f"model: {{{QWEN_MOE}, num_experts: 4}}", "model.num_experts_per_tok", ["≤ num_experts 4"]),
+    (8, both("expert_parallel: 8", f"{QWEN_MOE}, num_experts: 12"), "parallelism.expert_parallel", ["num_experts 12"]),
     (1, f"model: {{{DEEPSEEK}, num_experts_per_tok: 512}}", "model.num_experts_per_tok", ["512", "256"]),
     # the model by itself
     (

@@ -42,25 +42,28 @@ def expert_degree(facts: Facts) -> Iterator[Problem]:
     )
 
 
-@rule(_EP, "model.n_routed_experts", "model.model_type")
+_EXPERTS = ("model.n_routed_experts", "model.num_experts", "model.model_type")
+
+
+@rule(_EP, *_EXPERTS)
 def experts_exist(facts: Facts) -> Iterator[Problem]:
     """Expert parallelism is for models with experts."""
     ep, model = facts.parallelism.expert_parallel, facts.model
-    if ep == 1 or model.n_routed_experts is not None or model.model_type not in MODEL_DEFAULTS:
+    if ep == 1 or model.experts is not None or model.model_type not in MODEL_DEFAULTS:
         return
     yield facts.problem(
         _EP,
-        f"needs a model with experts, and model_type {model.model_type} without n_routed_experts has none",
+        f"needs a model with experts, and model_type {model.model_type} without {model.experts_field} has none",
         "Use expert_parallel 1.",
         fixes=set_each(_EP, [1]),
     )
 
 
-@rule(_EP, "model.n_routed_experts")
+@rule(_EP, *_EXPERTS)
 def experts_divide(facts: Facts) -> Iterator[Problem]:
     """Each expert-parallel rank holds whole experts."""
-    path, ep = "model.n_routed_experts", facts.parallelism.expert_parallel
-    experts = facts.value(path)
+    path, ep = f"model.{facts.model.experts_field}", facts.parallelism.expert_parallel
+    experts = facts.model.experts
     if experts is not None and experts % ep:
         degrees = divisors(math.gcd(experts, facts.room("expert_parallel")))
         yield not_divided(facts, _EP, path, degrees=degrees, sizes=multiples(ep, experts))
@@ -111,12 +114,12 @@ def overlapped_dispatch(facts: Facts) -> Iterator[Problem]:
     )
 
 
-@rule("model.n_routed_experts", "model.num_experts_per_tok", "model.n_group", "model.topk_group")
+@rule(*_EXPERTS, "model.num_experts_per_tok", "model.n_group", "model.topk_group")
 def routing_groups(facts: Facts) -> Iterator[Problem]:
     """Experts form equal groups; a token takes equally many experts from each of its chosen groups."""
     model = facts.model
     experts, groups, chosen, top = (
-        model.n_routed_experts,
+        model.experts,
         model.n_group,
         model.topk_group,
         model.num_experts_per_tok,
@@ -127,7 +130,7 @@ def routing_groups(facts: Facts) -> Iterator[Problem]:
         path = "model.num_experts_per_tok"
         yield facts.problem(
             path,
-            f"must be ≤ n_routed_experts {experts}",
+            f"must be ≤ {model.experts_field} {experts}",
             f"Use at most {experts}.",
             fixes=set_each(path, [experts, 1]),
         )
@@ -135,7 +138,7 @@ def routing_groups(facts: Facts) -> Iterator[Problem]:
         path = "model.n_group"
         yield facts.problem(
             path,
-            f"must divide n_routed_experts {experts}",
+            f"must divide {model.experts_field} {experts}",
             f"Use {listed(divisors(experts))}.",
             fixes=set_each(path, near(divisors(experts), groups, 8)),
         )
@@ -152,6 +155,18 @@ def routing_groups(facts: Facts) -> Iterator[Problem]:
             f"Use {listed(divisors(top))}.",
             fixes=set_each(path, near(divisors(top), chosen)),
         )
+    elif groups is not None and chosen is not None and top is not None and experts % groups == 0:
+        size, path = experts // groups, "model.topk_group"
+        if chosen * size < top <= experts:
+            possible = [number for number in divisors(top) if number <= groups and number * size >= top]
+            advice = f"Use {listed(possible)}." if possible else f"Use num_experts_per_tok at most {chosen * size}."
+            yield facts.problem(
+                path,
+                f"must leave num_experts_per_tok {top} experts to choose from, and {chosen} groups of"
+                f" {experts} / {groups} = {size} have {chosen * size}",
+                advice,
+                fixes=[*set_each(path, possible), *set_each("model.num_experts_per_tok", [chosen * size])],
+            )
 
 
 RULES = (expert_degree, experts_exist, experts_divide, redundancy_free, overlapped_dispatch, routing_groups)

@@ -9,7 +9,11 @@ from parallel_config.problems import Problem
 from parallel_config.rules.degrees import set_each
 from parallel_config.rules.engine import Facts, Rule, rule
 
-_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
+_ARCHITECTURES = {
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
 
 
 def _architecture(facts: Facts) -> str:

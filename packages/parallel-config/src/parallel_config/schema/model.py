@@ -17,7 +17,7 @@ class Model:
     """The model's sizes under their Hugging Face names.
 
     A field is None where the file writes null, or does not write it and the model type sets no default. Other
-    keys are kept in `extra`.
+    keys are kept in `extra`. Qwen3-MoE calls its experts num_experts, DeepSeek-V3 n_routed_experts.
     """
 
     model_type: str | None = None
@@ -52,11 +52,14 @@ class Model:
     v_head_dim: int | None = setting(None, minimum=1)
 
     n_routed_experts: int | None = setting(None, minimum=1)
+    num_experts: int | None = setting(None, minimum=1)
     num_experts_per_tok: int | None = setting(None, minimum=1)
     n_shared_experts: int | None = setting(None, minimum=0)
     moe_intermediate_size: int | None = setting(None, minimum=1)
     first_k_dense_replace: int | None = setting(None, minimum=0)
     moe_layer_freq: int | None = setting(None, minimum=1)
+    decoder_sparse_step: int | None = setting(None, minimum=1)
+    mlp_only_layers: tuple[int, ...] | None = None
     n_group: int | None = setting(None, minimum=1)
     topk_group: int | None = setting(None, minimum=1)
     routed_scaling_factor: float | None = None
@@ -82,6 +85,17 @@ class Model:
     pad_token_id: int | None = None
     ignore_token_id: int | None = None
     extra: dict[str, Any] = Factory(dict)
+
+    @property
+    def experts_field(self) -> str:
+        """The field that says how many experts this model type has."""
+        return "num_experts" if self.model_type == "qwen3_moe" else "n_routed_experts"
+
+    @property
+    def experts(self) -> int | None:
+        """Routed experts of a layer; None for a model without."""
+        value: int | None = getattr(self, self.experts_field)
+        return value
 
     def with_defaults(self, written: Container[str] = ()) -> Model:
         """The same model with what its `model_type` sets, but for the fields that are `written`."""
@@ -128,6 +142,24 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 32768,
         "pad_token_id": 151643,
     },
+    "qwen3_moe": {
+        **_COMMON,
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": False,
+        "moe_aux_loss_coeff": 0.0,
+        "pad_token_id": 151643,
+    },
     "deepseek_v3": {
         **_COMMON,
         "vocab_size": 129280,
@@ -161,7 +193,8 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "pad_token_id": 0,
     },
 }
-"""Per model type, the defaults of its fields (the reference's model configurations)."""
+"""Per model type, the defaults of its fields: the reference's model configurations, and for qwen3_moe, which it does
+not have in dynamic-graph mode, Hugging Face's sizes with the head size of the published checkpoints."""
 
 
 @frozen
