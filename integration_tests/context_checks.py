@@ -18,7 +18,7 @@ from parallel_trainer.kernels import kernels
 from parallel_trainer.parallel.context_parallel import Attention, build_attention
 from parallel_trainer.parallel.sequence import shards
 
-HEADS, HEAD_DIM = 8, 4
+HEADS, HEAD_DIM, VALUE_DIM = 8, 4, 3
 
 
 def masks(length: int) -> Iterator[tuple[str, CompressedMask]]:
@@ -36,7 +36,7 @@ def masks(length: int) -> Iterator[tuple[str, CompressedMask]]:
 def dense(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, d_out: np.ndarray, mask: CompressedMask
 ) -> tuple[np.ndarray, ...]:
-    """Output and gradients of q, k and v by the definition: all scores, all rows (B, S, heads, D)."""
+    """Output and gradients of q, k and v by the definition: all scores, all rows (B, S, heads, D), v with its own D."""
     group = q.shape[2] // k.shape[2]
     keys, values = (np.repeat(x, group, axis=2) for x in (k, v))
     scores = np.einsum("bqhd,bkhd->bhqk", q, keys) * HEAD_DIM**-0.5
@@ -93,8 +93,9 @@ def attention_everywhere(communicator: Communicator) -> dict[str, float]:
     for length, group, text, orders, dtypes in SETTINGS:
         mask = dict(masks(length))[text]
         generator = np.random.default_rng(group)
-        shapes = [(2, length, heads, HEAD_DIM) for heads in (HEADS, HEADS // group, HEADS // group, HEADS)]
-        arrays = [generator.standard_normal(shape) for shape in shapes]
+        kv_heads = HEADS // group
+        sizes = ((HEADS, HEAD_DIM), (kv_heads, HEAD_DIM), (kv_heads, VALUE_DIM), (HEADS, VALUE_DIM))
+        arrays = [generator.standard_normal((2, length, *size)) for size in sizes]
         expected = dense(*arrays, mask)
         for name, plan in plans(communicator.size, orders):
             attention = build_attention(kernels("cpu"), plan, length, communicator)
