@@ -201,7 +201,7 @@ def refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
         ({"vocab_size": "40"}, ["40", "vocab"]),
         ({"data_path": "[nowhere/at-all]"}, ["nowhere/at-all"]),
         ({"create_compressed_eod_mask": "true"}, ["create_compressed_eod_mask"]),
-        ({"model_type": "deepseek_v3"}, ["deepseek_v3"]),
+        ({"model_type": "llama"}, ["llama", "qwen3", "deepseek_v3"]),
     ],
 )
 def test_bad_file_is_refused_before_any_rank_starts(config: Path, tmp_path: Path, changes, named) -> None:

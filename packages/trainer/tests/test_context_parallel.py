@@ -10,7 +10,7 @@ from mask_compression import from_lengths
 from mindspore import Tensor, ops
 from parallel_config import ParallelPlan, loads
 from parallel_trainer.balance import attention_work
-from parallel_trainer.batch import MicroBatch
+from parallel_trainer.batch import MicroBatch, look_ahead
 from parallel_trainer.cli import main
 from parallel_trainer.data.indexed import IndexedWriter
 from parallel_trainer.data.sample import make_sample, stack
@@ -53,6 +53,32 @@ def test_zigzag_gives_each_rank_an_early_and_a_late_piece() -> None:
     rank0, rank1 = pieces(MicroBatch(ids, ids), context_parallel_order="zigzag")
     assert rank0.input_ids.tolist() == [[0, 1, 6, 7], [8, 9, 14, 15]]
     assert rank1.input_ids.tolist() == [[2, 3, 4, 5], [10, 11, 12, 13]]
+
+
+def test_what_is_ahead_is_found_before_the_sequence_is_cut() -> None:
+    raw = np.array([11, 12, 13, 14, 15, 16, 17, 18, 19])
+    whole = look_ahead(stack([make_sample(raw, SampleSettings(seq_length=8, eod=14, eod_mask_loss=True))]))
+    rank0, rank1 = pieces(whole)
+    assert rank0.ahead.input_ids.tolist() == [[12, 13, 14, 15]]
+    assert rank0.ahead.labels.tolist() == [[13, 14, 15, 16]]
+    assert rank0.ahead.loss_mask.tolist() == [[1, 1, 0, 1]]
+    assert rank1.ahead.input_ids.tolist() == [[16, 17, 18, 0]]
+    assert rank1.ahead.labels.tolist() == [[17, 18, 19, 0]]
+    assert rank1.ahead.loss_mask.tolist() == [[1, 1, 1, 0]]
+    for part in (rank0, rank1):
+        assert part.ahead.position_ids.tolist() == part.position_ids.tolist()
+        assert part.ahead.mask is part.mask
+    assert whole.counts(2).tolist() == [7, 6]
+    assert (rank0.counts(2) + rank1.counts(2)).tolist() == [7, 6]
+    assert whole.counts(1).tolist() == [7]
+
+
+def test_without_a_loss_mask_all_but_the_last_are_ahead() -> None:
+    ids = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
+    batch = look_ahead(MicroBatch(ids, ids, np.array([[2, 3, -100], [5, 6, 7]], np.int32)))
+    assert batch.ahead is not None
+    assert batch.ahead.loss_mask.tolist() == [[1, 1, 0], [1, 1, 0]]
+    assert batch.counts(2).tolist() == [5, 3]
 
 
 def test_copied_heads_sum_their_gradients() -> None:

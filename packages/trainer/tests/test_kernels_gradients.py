@@ -12,7 +12,9 @@ CPU = kernels("cpu")
 IDS = np.array([[3, 1, 3], [0, 3, 1]], np.int32)
 LABELS = np.array([[0, 4, -100], [2, 2, 1]])
 MASK = np.array([[1, 1, 1], [0, 1, 2.5]])
-TABLE = CPU.rotary_table(np.array([[0, 1, 2], [5, 6, 0]]), head_dim=4, theta=10.0)
+TABLE = CPU.rotary_table(np.array([[0, 1, 2], [5, 6, 0]]), 10.0 ** (-np.arange(2) / 2))
+COUNTS = np.array([2, 0, 3, 0])
+IDS_OF_EXPERTS = np.array([[4, 0], [1, 2], [0, 3]])
 
 # Name: the kernel as a function of tensors alone, and the shapes of these.
 CASES = {
@@ -21,6 +23,25 @@ CASES = {
     "linear_bias": (CPU.linear, [(2, 3, 4), (5, 4), (5,)]),
     "rms_norm": (lambda x, weight: CPU.rms_norm(x, weight, 0.1), [(2, 3, 2, 4), (4,)]),
     "rotary": (lambda x: CPU.rotary(x, TABLE), [(2, 3, 2, 4)]),
+    "rotary_interleaved": (lambda x: CPU.rotary(x, TABLE, interleaved=True), [(2, 3, 2, 7)]),
+    "split": (lambda x: CPU.concat(*reversed(CPU.split(x, (1, 3)))), [(2, 3, 4)]),
+    "split_unused": (lambda x: CPU.split(x, (1, 3))[1], [(2, 3, 4)]),
+    "concat": (CPU.concat, [(2, 3, 4, 2), (2, 3, 1, 3), (2, 3, 4, 1)]),
+    "attention_narrow_values": (
+        lambda q, k, v: CPU.attention(q, k, v, 0.6, causal(q.shape[1], rows=q.shape[0])),
+        [(1, 5, 4, 4), (1, 5, 2, 4), (1, 5, 2, 3)],
+    ),
+    "grouped_mlp": (lambda *arrays: CPU.grouped_mlp(arrays[0], COUNTS, *arrays[1:]), [(5, 3), (4, 4, 3), (4, 3, 2)]),
+    **{
+        f"router_{scoring}_{name}": (
+            lambda logits, scoring=scoring, normalized=normalized: CPU.concat(
+                *CPU.router_weights(logits, IDS_OF_EXPERTS, scoring=scoring, normalized=normalized, scaling=2.5)
+            ),
+            [(3, 5)],
+        )
+        for scoring in ("sigmoid", "softmax")
+        for name, normalized in (("scores", False), ("normalized", True))
+    },
     "attention": (
         lambda q, k, v: CPU.attention(q, k, v, 0.6, causal(q.shape[1], rows=q.shape[0])),
         [(2, 5, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4)],
@@ -136,7 +157,24 @@ def test_tokens_that_do_not_count_have_gradient_zero():
     np.testing.assert_array_equal(zero, [[False, False, True], [True, False, False]])
 
 
-@pytest.mark.parametrize("name", ["embedding", "linear", "rms_norm"])
+def test_experts_without_rows_have_gradient_zero():
+    arrays = inputs(CASES["grouped_mlp"][1])
+    _, d_gate_up, d_down = gradients(CASES["grouped_mlp"][0], arrays, np.ones((5, 3)))
+    for gradient in (d_gate_up, d_down):
+        np.testing.assert_array_equal(gradient.any(axis=(1, 2)), COUNTS > 0)
+
+
+def test_experts_without_any_rows_have_gradients_of_their_shape():
+    arrays = [np.ones((0, 3)), np.ones((2, 4, 3)), np.ones((2, 3, 2))]
+    derivative = ops.GradOperation(get_all=True, sens_param=True)(
+        Calls(lambda *tensors: CPU.grouped_mlp(tensors[0], np.zeros(2, int), *tensors[1:]))
+    )
+    found = derivative(*map(Tensor.from_numpy, arrays), Tensor.from_numpy(np.ones((0, 3))))
+    for gradient, array in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(gradient.asnumpy(), np.zeros_like(array))
+
+
+@pytest.mark.parametrize("name", ["embedding", "linear", "rms_norm", "grouped_mlp"])
 def test_a_weight_may_be_freed_between_forward_and_backward(name):
     function, shapes = CASES[name]
     arrays = inputs(shapes)

@@ -70,21 +70,24 @@ def test_embedding_refuses_ids_outside_the_vocabulary(wrong):
         CPU.embedding(ids, Tensor(np.ones((7, 3), np.float32)))
 
 
-def test_rotary_turns_each_pair_by_position_times_frequency(dtype):
-    head_dim, theta = 6, 100.0
-    x = normal(2, 5, 3, head_dim)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_turns_each_pair_by_position_times_frequency(interleaved, dtype):
+    frequencies, still = np.array([1.0, 0.3, 0.01]), 2
+    x = normal(2, 5, 3, still + 6)
     positions = np.array([[0, 1, 2, 3, 4], [7, 0, 1, 40000, 2]])
-    # A pair (i, i + D/2) is a complex number; turning it is multiplication by e^{i angle}.
-    angles = positions[:, :, None, None] * theta ** (-2 * np.arange(head_dim // 2) / head_dim)
-    turned = (x[..., : head_dim // 2] + 1j * x[..., head_dim // 2 :]) * np.exp(1j * angles)
-    expected = np.concatenate([turned.real, turned.imag], axis=-1)
-    table = CPU.rotary_table(positions, head_dim=head_dim, theta=theta)
-    check(CPU.rotary(Tensor(x.astype(dtype)), table), expected, dtype)
+    firsts, seconds = ([2, 4, 6], [3, 5, 7]) if interleaved else ([2, 3, 4], [5, 6, 7])
+    # A pair is a complex number; turning it is multiplication by e^{i angle}.
+    turned = (x[..., firsts] + 1j * x[..., seconds]) * np.exp(1j * positions[:, :, None, None] * frequencies)
+    expected = x.copy()
+    expected[..., firsts], expected[..., seconds] = 1.5 * turned.real, 1.5 * turned.imag
+    table = CPU.rotary_table(positions, frequencies, scale=1.5)
+    check(CPU.rotary(Tensor(x.astype(dtype)), table, interleaved=interleaved), expected, dtype)
 
 
-def test_rotary_refuses_an_odd_head():
-    with pytest.raises(ValueError, match=r"head_dim 5 is odd.*use 6"):
-        CPU.rotary_table(np.zeros((1, 1), int), head_dim=5, theta=1e4)
+def test_rotary_refuses_more_pairs_than_a_head_has():
+    table = CPU.rotary_table(np.zeros((1, 1), int), np.ones(3))
+    with pytest.raises(ValueError, match=r"turns 6 dimensions, and heads have 5; use at most 2"):
+        CPU.rotary(Tensor(np.ones((1, 1, 1, 5))), table)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,12 @@ def test_attention(batch, tokens, heads, kv_heads, head_dim, dtype):
     q = normal(batch, tokens, heads, head_dim)
     k, v = (normal(batch, tokens, kv_heads, head_dim, seed=seed) for seed in (1, 2))
     result = CPU.attention(*(Tensor(array.astype(dtype)) for array in (q, k, v)), 0.7, causal(tokens, rows=batch))
+    check(result, dense_attention(q, k, v, 0.7), dtype)
+
+
+def test_attention_of_values_narrower_than_keys(dtype):
+    q, k, v = normal(2, 9, 4, 6), normal(2, 9, 2, 6, seed=1), normal(2, 9, 2, 3, seed=2)
+    result = CPU.attention(*(Tensor(array.astype(dtype)) for array in (q, k, v)), 0.7, causal(9, rows=2))
     check(result, dense_attention(q, k, v, 0.7), dtype)
 
 
@@ -121,6 +130,113 @@ def test_swiglu(dtype):
 def test_swiglu_of_huge_gates_neither_overflows_nor_warns(dtype):
     gate = Tensor(np.array([[-1e4, 1e4]], dtype))
     check(CPU.swiglu(gate, Tensor(np.array([[3.0, 3.0]], dtype))), [[0, 3e4]], dtype)
+
+
+def test_split_and_concat_are_each_others_inverse(dtype):
+    x = Tensor(normal(2, 3, 7).astype(dtype))
+    parts = CPU.split(x, (4, 1, 2))
+    assert [part.shape for part in parts] == [(2, 3, 4), (2, 3, 1), (2, 3, 2)]
+    check(CPU.concat(*parts), x.asnumpy(), dtype)
+
+
+def test_concat_copies_a_part_with_one_head_to_all(dtype):
+    heads, one = normal(2, 3, 4, 5), normal(2, 3, 1, 2)
+    expected = np.concatenate([heads, np.repeat(one, 4, axis=2)], axis=3)
+    check(CPU.concat(*(Tensor(array.astype(dtype)) for array in (heads, one))), expected, dtype)
+
+
+def test_split_refuses_sizes_that_do_not_add_up():
+    with pytest.raises(ValueError, match=r"sizes \(2, 3\) add up to 5; they have to add up to 6"):
+        CPU.split(Tensor(np.ones((1, 6))), (2, 3))
+
+
+def chosen(logits, bias, top_k, groups, topk_group):
+    """The published choice for one token, with Python's sort."""
+    scores = 1 / (1 + np.exp(-logits)) + bias
+    size = len(scores) // groups
+    group_scores = [sum(sorted(scores[first : first + size])[-2:]) for first in range(0, len(scores), size)]
+    best = sorted(range(groups), key=lambda group: -group_scores[group])[:topk_group]
+    allowed = [expert for group in best for expert in range(group * size, (group + 1) * size)]
+    return sorted(sorted(allowed), key=lambda expert: -scores[expert])[:top_k]
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "groups", "topk_group"),
+    [(16, 4, 4, 2), (16, 8, 8, 4), (16, 3, 1, 1), (8, 8, 2, 2), (6, 1, 6, 2)],
+)
+def test_experts_are_the_best_of_the_best_groups(experts, top_k, groups, topk_group, dtype):
+    logits, bias = (3 * normal(50, experts)).astype(dtype), (0.5 * normal(experts)).astype(dtype)
+    ids = CPU.choose_experts(Tensor(logits), top_k=top_k, bias=Tensor(bias), groups=groups, topk_group=topk_group)
+    assert ids.dtype == np.int64
+    assert ids.tolist() == [chosen(row, bias, top_k, groups, topk_group) for row in logits]
+
+
+def test_without_bias_the_largest_logits_are_chosen_even_where_their_sigmoid_is_1():
+    logits = Tensor(np.array([[60.0, 80.0, 70.0, -1.0]], np.float32))
+    assert CPU.choose_experts(logits, top_k=3).tolist() == [[1, 2, 0]]
+
+
+def test_of_equal_experts_the_first_are_chosen():
+    logits = Tensor(np.zeros((2, 8)))
+    assert CPU.choose_experts(logits, top_k=3).tolist() == [[0, 1, 2]] * 2
+    bias = Tensor(np.array([0, 0, 0, 0, 0, 0, 0.1, 0.1]))
+    assert CPU.choose_experts(logits, top_k=3, bias=bias, groups=4, topk_group=2).tolist() == [[6, 7, 0]] * 2
+
+
+def test_no_tokens_choose_no_experts():
+    assert CPU.choose_experts(Tensor.from_numpy(np.zeros((0, 8))), top_k=2, groups=4, topk_group=2).shape == (0, 2)
+
+
+@pytest.mark.parametrize(("top_k", "groups", "topk_group"), [(5, 4, 2), (2, 3, 1), (2, 4, 5), (0, 1, 1), (9, 1, 1)])
+def test_choices_that_cannot_be_made_are_refused(top_k, groups, topk_group):
+    with pytest.raises(ValueError, match=rf"{top_k} of 8 experts out of {topk_group} of {groups} groups"):
+        CPU.choose_experts(Tensor(np.ones((2, 8))), top_k=top_k, groups=groups, topk_group=topk_group)
+
+
+@pytest.mark.parametrize("scoring", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_router_weights_are_scores_of_the_chosen(scoring, normalized, dtype):
+    logits, ids = 2 * normal(5, 6), np.array([[0, 3], [5, 1], [2, 4], [4, 2], [1, 0]])
+    scores = 1 / (1 + np.exp(-logits)) if scoring == "sigmoid" else np.exp(logits)
+    probabilities = scores / scores.sum(axis=1, keepdims=True)
+    weights = (scores if scoring == "sigmoid" else probabilities)[np.arange(5)[:, None], ids]
+    if normalized:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    found = CPU.router_weights(Tensor(logits.astype(dtype)), ids, scoring=scoring, normalized=normalized, scaling=2.5)
+    check(found[0], 2.5 * weights, dtype)
+    check(found[1], probabilities, dtype)
+
+
+def test_router_weights_of_huge_logits_are_finite(dtype):
+    logits = Tensor(np.array([[1e4, -1e4, -1e4]], dtype))
+    for scoring in ("sigmoid", "softmax"):
+        weights, probabilities = CPU.router_weights(logits, np.array([[0, 1]]), scoring=scoring, normalized=True)
+        check(weights, [[1, 0]], dtype)
+        check(probabilities, [[1, 0, 0]], dtype)
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 4, 1], [0, 0, 0, 8], [2, 2, 2, 2]])
+def test_each_expert_has_its_own_rows(counts, dtype):
+    rows, gate_up, down = normal(8, 5), normal(4, 6, 5), normal(4, 5, 3)
+    expected = []
+    for row, expert in zip(rows, np.repeat(np.arange(4), counts), strict=True):
+        gate, up = np.split(gate_up[expert] @ row, 2)
+        expected.append(down[expert] @ (gate / (1 + np.exp(-gate)) * up))
+    tensors = [Tensor(array.astype(dtype)) for array in (rows, gate_up, down)]
+    check(CPU.grouped_mlp(tensors[0], np.array(counts), *tensors[1:]), expected, dtype)
+
+
+def test_experts_without_any_rows(dtype):
+    gate_up, down = (Tensor(array.astype(dtype)) for array in (normal(2, 6, 5), normal(2, 5, 3)))
+    result = CPU.grouped_mlp(Tensor.from_numpy(np.zeros((0, 5), dtype)), np.array([0, 0]), gate_up, down)
+    check(result, np.zeros((0, 5)), dtype)
+
+
+@pytest.mark.parametrize("counts", [[3, 4], [8], [9, -1]])
+def test_counts_that_are_not_of_the_rows_are_refused(counts):
+    rows, gate_up, down = (Tensor(np.ones(shape)) for shape in ((8, 5), (2, 6, 5), (2, 5, 3)))
+    with pytest.raises(ValueError, match=r"for 2 experts and 8 rows"):
+        CPU.grouped_mlp(rows, np.array(counts), gate_up, down)
 
 
 def test_cross_entropy_is_the_sum_over_tokens_that_count(dtype):

@@ -36,12 +36,12 @@ def test_a_section_becomes_a_config_and_silent_fields_have_the_defaults_of_the_f
     [
         ("hidden_act", "gelu"),
         ("normalization", "LayerNorm"),
-        ("rope_scaling", {"type": "yarn", "factor": 4}),
         ("attention_dropout", 0.1),
         ("add_bias_linear", True),
         ("gated_linear_unit", False),
         ("multi_latent_attention", True),
         ("n_routed_experts", 8),
+        ("num_experts", 8),
         ("num_nextn_predict_layers", 1),
     ],
 )

@@ -12,7 +12,7 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models.config import Qwen3Config
 from parallel_trainer.models.qwen3 import Qwen3
-from parallel_trainer.models.single import initial_weights, logits, loss_and_gradients
+from parallel_trainer.models.single import initial_weights, logits, loss_and_gradients, losses
 
 TINY = Qwen3Config(
     vocab_size=29,
@@ -190,11 +190,7 @@ def test_the_gradient_of_every_weight_is_the_slope_of_the_loss(config):
 
 
 def loss(model, weights, micro_batch):
-    x = Tensor(micro_batch.input_ids)
-    with ms._no_grad():
-        for unit in model.units:
-            x = unit(x, micro_batch, *(Tensor(weights[weight.name]) for weight in unit.weights))
-    return x.asnumpy().item()
+    return losses(model, weights, micro_batch).item()
 
 
 def test_a_token_does_not_see_those_after_it():
@@ -285,7 +281,7 @@ def _gradient_above(model, weights, micro_batch, y):
 
 def test_rotary_angles_of_a_micro_batch_go_with_it():
     model, weights = model_and_weights(TIED)
-    tables = model.units[1]._rotary_tables._tables
+    tables = model.units[1].part._attention._rotary_tables._tables
     micro_batch = batch()
     with ms._no_grad():
         hidden = Tensor(weights["model.embed_tokens.weight"][micro_batch.input_ids.reshape(-1)])

@@ -12,12 +12,21 @@ from itertools import accumulate
 from device_mesh import ParallelMesh
 from pipeline_schedule import Action, Kind
 
+from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
-from parallel_trainer.models.config import Qwen3Config, model_config
+from parallel_trainer.models.config import Qwen3Config, Qwen3MoeConfig, model_config
 from parallel_trainer.parallel.pipeline import schedule
 from parallel_trainer.parallel.weights import split_evenly
 
 _CHANGES = {Kind.FORWARD: 1, Kind.BACKWARD: -1}
+
+
+def sizes(job: Job) -> Qwen3Config:
+    """The model's sizes. Raises UserError for a model whose activations and communication are not known here."""
+    model = model_config(job.config.model)
+    if not isinstance(model, Qwen3Config) or isinstance(model, Qwen3MoeConfig):
+        raise UserError(f"model_type {job.config.model.model_type!r}: what a plan costs is known of qwen3 alone yet.")
+    return model
 
 
 def tokens_inside(job: Job) -> int:
@@ -32,7 +41,7 @@ def heads_inside(job: Job, model: Qwen3Config) -> tuple[int, int]:
 
 def most_kept(job: Job, rank: int) -> int:
     """Elements that a rank keeps when they are most: each micro-batch under way counts for the stages it passed."""
-    plan, model, mesh = job.plan, model_config(job.config.model), ParallelMesh(job.plan)
+    plan, model, mesh = job.plan, sizes(job), ParallelMesh(job.plan)
     pp_rank, last = mesh.axis("pp").index(rank), plan.pp * plan.interleave_num - 1
     layers = [stop - start + 1 for start, stop in plan.stage_layers]
     kept = [count * _of_block(job, model) for count in layers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 from mask_compression import CompressedMask, causal
 
 IGNORED_LABEL = -100
@@ -19,6 +19,7 @@ class MicroBatch:
     loss_mask:    float32 (B, S), 1 where the prediction counts, else 0; None counts all.
     mask:         which tokens of a row see each other. It is always that of whole rows, also where the tokens here are
         a rank's part of them; causal over each row if left out.
+    ahead:        the same places one token further, for a model that predicts that too; see `look_ahead`.
     """
 
     input_ids: np.ndarray
@@ -29,6 +30,8 @@ class MicroBatch:
         default=Factory(lambda batch: causal(batch.input_ids.shape[1], rows=len(batch.input_ids)), takes_self=True)
     )
 
+    ahead: MicroBatch | None = None
+
     def valid_tokens(self) -> float:
         """How many predictions count: what the loss of the batch is divided by."""
         labels = np.zeros_like(self.input_ids) if self.labels is None else self.labels
@@ -36,10 +39,29 @@ class MicroBatch:
 
     def counts(self, losses: int) -> np.ndarray:
         """How many predictions count for each of a model's losses, float64 (losses,)."""
-        return np.array([self.valid_tokens()])[:losses]
+        batches = (self, self.ahead)
+        return np.array([batch.valid_tokens() for batch in batches if batch is not None][:losses])
 
 
 def token_weights(labels: np.ndarray, loss_mask: np.ndarray | None) -> np.ndarray:
     """How much each prediction counts, float64 of the labels' shape: its mask, and 0 for a label of `IGNORED_LABEL`."""
     weights = (labels != IGNORED_LABEL).astype(np.float64)
     return weights if loss_mask is None else weights * np.asarray(loss_mask, np.float64).reshape(weights.shape)
+
+
+def look_ahead(batch: MicroBatch) -> MicroBatch:
+    """The same whole rows with their `ahead`: at each place the token that follows, what follows it, and its mask.
+
+    After a row's last token nothing is known: its mask is 0. Made before context parallelism cuts the rows.
+    """
+    assert batch.labels is not None, "what is ahead of tokens is for losses"
+    mask = np.ones(batch.input_ids.shape, np.float32) if batch.loss_mask is None else batch.loss_mask
+    ids, labels, mask = (_shifted(column) for column in (batch.input_ids, batch.labels, mask))
+    return evolve(batch, ahead=evolve(batch, input_ids=ids, labels=labels, loss_mask=mask))
+
+
+def _shifted(column: np.ndarray) -> np.ndarray:
+    """Each row one place to the left, with a 0 at its end."""
+    shifted = np.zeros_like(column)
+    shifted[:, :-1] = column[:, 1:]
+    return shifted

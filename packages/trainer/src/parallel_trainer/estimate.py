@@ -13,11 +13,11 @@ from collections.abc import Set as AbstractSet
 from attrs import frozen
 from device_mesh import ParallelMesh
 
-from parallel_trainer.activations import heads_inside, most_kept, tokens_inside
+from parallel_trainer.activations import heads_inside, most_kept, sizes, tokens_inside
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
-from parallel_trainer.models.config import Qwen3Config, model_config
+from parallel_trainer.models.config import Qwen3Config
 from parallel_trainer.parallel.layout import WeightPart, weight_part
 from parallel_trainer.parallel.pipeline import stage_units, weight_ranks
 from parallel_trainer.parallel.weights import Weight, shard_sizes, split_evenly
@@ -160,7 +160,7 @@ class Estimate:
         yield "dp_replicate", _all_reduce(plan.dp_replicate, sum(areas.values()) * size)
 
     def _of_activations(self) -> Iterator[tuple[str, int]]:
-        plan, size, model = self.job.plan, self.job.dtype.itemsize, model_config(self.job.config.model)
+        plan, size, model = self.job.plan, self.job.dtype.itemsize, sizes(self.job)
         tokens = tokens_inside(self.job)
         border = (plan.tp - 1) * tokens // plan.tp * model.hidden_size * size
         steps, last = plan.num_accumulation_steps, plan.pp * plan.interleave_num - 1

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import fields
 from parallel_config import ParallelPlan, Problem, TrainConfig, inert_fields, written_fields
 
-from parallel_trainer.models.config import Qwen3Config
+from parallel_trainer.models.config import CONFIGS
 
 
 def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[Problem]:
@@ -70,7 +69,8 @@ def _under(section: str, *names: str) -> frozenset[str]:
     return frozenset(f"{section}.{name}" for name in names)
 
 
-# Every field that has an effect, or whose only values that this version accepts are those it does anyway.
+# Every field that has an effect, or whose only values that this version accepts are those it does anyway; beside what
+# each model has of its own.
 _ACTED_ON = (
     _under("parallelism", "data_parallel_shard", "reshard_after_forward_policy", "disable_gradient_division")
     | _under("parallelism", "expert_parallel")
@@ -85,10 +85,7 @@ _ACTED_ON = (
     | _under("optimizer", "amsgrad", "maximize")
     | _under("lr_scheduler", "type", "learning_rate", "warmup_steps", "warmup_ratio", "warmup_lr_init", "lr_end")
     | _under("lr_scheduler", "decay_steps", "decay_start_steps", "total_steps")
-    | _under("model", "model_type", "architectures", "seq_length", *(field.name for field in fields(Qwen3Config)))
-    | _under("model", "max_position_embeddings", "params_dtype", "compute_dtype", "hidden_act", "normalization")
-    | _under("model", "rope_scaling", "attention_dropout", "add_bias_linear", "gated_linear_unit")
-    | _under("model", "multi_latent_attention", "n_routed_experts", "n_shared_experts", "num_nextn_predict_layers")
+    | _under("model", "model_type", "architectures", "seq_length", "params_dtype", "compute_dtype")
     | _under("model", "use_flash_attention", "use_attn_mask_compression", "use_eod_attn_mask_compression")
     | _under("model", "calculate_per_token_loss", "pad_token_id")
     | _under("train_dataset.dataloader", "type", "shuffle", "column_names", "datasets_type", "sizes")
@@ -108,7 +105,10 @@ def fields_without_effect(config: TrainConfig) -> tuple[str, ...]:
     """
     written = {path.partition("[")[0] for path in written_fields(config)}  # a list counts as one field
     leaves = {path for path in written if not any(other.startswith(f"{path}.") for other in written)}
-    ignored = leaves - _ACTED_ON - set(inert_fields(config))
+    model = CONFIGS.get(config.model.model_type or "")
+    acted_on = _ACTED_ON | (_under("model", *model.acted_on()) if model else frozenset())
+    ignored = {path for path in leaves - acted_on if not path.startswith("model.rope_scaling.")}
+    ignored -= set(inert_fields(config))
     sections_with_effect = {_section(path) for path in _ACTED_ON}
     return tuple(sorted({path if _section(path) in sections_with_effect else _section(path) for path in ignored}))
 

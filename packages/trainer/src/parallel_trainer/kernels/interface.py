@@ -12,12 +12,15 @@ tensor itself and never a view of its memory, and returns memory of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from device_mesh import Communicator
 from mask_compression import CompressedMask, Range
 from mindspore import Tensor
+
+Scoring = Literal["sigmoid", "softmax"]
+"""How a router's logits become scores of experts."""
 
 
 class Kernels(Protocol):
@@ -45,16 +48,18 @@ class Kernels(Protocol):
         Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
         """
 
-    def rotary_table(self, position_ids: np.ndarray, *, head_dim: int, theta: float) -> Any:
-        """Angles for `rotary` at int (B, S) positions: computed once per batch, used in every layer.
+    def rotary_table(self, position_ids: np.ndarray, frequencies: np.ndarray, *, scale: float = 1.0) -> Any:
+        """Angles for `rotary`, position times frequency: int positions (B, S), one frequency for each pair, (pairs,).
 
-        The value belongs to the kernel set; callers only pass it on.
+        `scale` multiplies what is turned. Computed once per batch and used in every layer; the value belongs to the
+        kernel set, and callers only pass it on.
         """
 
-    def rotary(self, x: Tensor, table: Any) -> Tensor:
-        """Turn x (B, S, heads, D) by its positions, dimension i together with i + D/2.
+    def rotary(self, x: Tensor, table: Any, *, interleaved: bool = False) -> Tensor:
+        """Turn x (B, S, heads, D) by its positions: the last R = 2·pairs dimensions, of which i goes with i + R/2.
 
-        Su et al., "RoFormer", 2021, in the half-split layout of Hugging Face checkpoints.
+        With `interleaved`, 2i goes with 2i + 1. Dimensions before the last R stay as they are. Raises ValueError for
+        R > D. Su et al., "RoFormer", 2021; without `interleaved` in the layout of Llama's and Qwen's checkpoints.
         """
 
     def attention(
@@ -68,9 +73,10 @@ class Kernels(Protocol):
         query_ranges: Sequence[Range] | None = None,
         key_ranges: Sequence[Range] | None = None,
     ) -> Tensor:
-        """`softmax(scale * q kᵀ) v` over what `mask` lets a token see; returns the shape of q.
+        """`softmax(scale * q kᵀ) v` over what `mask` lets a token see; returns (B, Q, heads, Dv).
 
-        q (B, Q, heads, D), k and v (B, K, kv_heads, D), heads a multiple of kv_heads (else ValueError).
+        q (B, Q, heads, D), k (B, K, kv_heads, D) and v (B, K, kv_heads, Dv), heads a multiple of kv_heads (else
+        ValueError).
         Query head h reads key/value head h // (heads // kv_heads). The ranges say which positions of the mask's
         sequences the Q and K tokens are, in order; None: all of them. A token that sees no key gets 0.
         Memory grows with the number of tokens, not with its square.
@@ -78,6 +84,44 @@ class Kernels(Protocol):
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """`gate * sigmoid(gate) * up`, all (..., n). Shazeer, "GLU Variants Improve Transformer", 2020."""
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """x (..., n) cut along its last dimension into parts of these sizes, which add up to n (else ValueError)."""
+
+    def concat(self, *parts: Tensor) -> Tensor:
+        """Parts (..., nᵢ) beside each other along the last dimension. Where one has size 1 in another dimension, it is
+        copied to the others' size, and its gradient is the sum over the copies."""
+
+    def choose_experts(
+        self, logits: Tensor, *, top_k: int, bias: Tensor | None = None, groups: int = 1, topk_group: int = 1
+    ) -> np.ndarray:
+        """The `top_k` experts of each token, int64 (T, K), best first and of equals the first, for logits (T, E).
+
+        Scores are `sigmoid(logits) + bias`, bias (E,); without bias and groups their order is that of the logits,
+        whatever the scoring. Of `groups` equally many neighbouring experts only the best `topk_group` take part, where
+        the score of a group is the sum of its best two, as in DeepSeek's own code. DeepSeek-AI, arXiv:2412.19437,
+        section 2.1.2. No gradient.
+
+        Raises ValueError for experts that groups do not divide, and for more than the chosen groups have.
+        """
+
+    def router_weights(
+        self, logits: Tensor, ids: np.ndarray, *, scoring: Scoring, normalized: bool, scaling: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Weights (T, K) of the experts `ids`, int64 (T, K), all different; and probabilities of all, (T, E).
+
+        logits (T, E). Scores are `sigmoid(logits)` or `softmax(logits)`; weights are those of the chosen, with
+        `normalized` divided by their sum, times `scaling`. Probabilities are scores divided by their sum: what losses
+        that balance the experts use. Biases change what is chosen and not how it is weighed.
+        """
+
+    def grouped_mlp(self, rows: Tensor, counts: np.ndarray, gate_up: Tensor, down: Tensor) -> Tensor:
+        """`down[e] @ (silu(gate) * up)`, gate and up the halves of `gate_up[e] @ row`, for rows (R, H); returns (R, H).
+
+        gate_up (E, 2I, H), down (E, H, I). The rows lie in the order of the experts: `counts` int64 (E,) says how many
+        each has, any of which and R may be 0; ValueError if they do not add up. Gradients of an expert without rows
+        are zero.
+        """
 
     def cross_entropy_sum(
         self,

@@ -36,7 +36,7 @@ class Attention(Protocol):
     """Softmax attention of the rank's own tokens, within what the mask lets them see of the whole sequences."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
-        """q (B, S, heads, D), k and v (B, S, kv_heads, D) of the rank's S tokens; returns the shape of q.
+        """q (B, S, heads, D), k (B, S, kv_heads, D), v (B, S, kv_heads, Dv) of the rank's S tokens; (B, S, heads, Dv).
 
         mask: of the B whole sequences. Collective over the context-parallel group.
         """
@@ -52,6 +52,7 @@ def cut(batch: MicroBatch, shard: SequenceShard) -> MicroBatch:
         position_ids=shard.take(batch.position_ids),
         labels=None if batch.labels is None else shard.take(batch.labels),
         loss_mask=None if batch.loss_mask is None else shard.take(batch.loss_mask),
+        ahead=None if batch.ahead is None else cut(batch.ahead, shard),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, half-split layout: dimension i turns together with dimension i + D/2."""
+"""Rotary position embedding: pairs of dimensions turn by an angle that grows with the position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindspore.common import _Function
 
 @frozen(eq=False)
 class RotaryTable:
-    """Cosines and sines (B, S, 1, D/2), float64, and the copies in other dtypes that were asked for."""
+    """Cosines and sines (B, S, 1, pairs), float64, and the copies in other dtypes that were asked for."""
 
     cos: np.ndarray
     sin: np.ndarray
@@ -25,47 +25,53 @@ class RotaryTable:
         return self._cast[dtype]
 
 
-def rotary_table(position_ids: np.ndarray, *, head_dim: int, theta: float) -> RotaryTable:
+def rotary_table(position_ids: np.ndarray, frequencies: np.ndarray, *, scale: float = 1.0) -> RotaryTable:
     """See `Kernels.rotary_table`. Angles are float64: at large positions float32 loses their fraction."""
-    if head_dim % 2:
-        raise ValueError(
-            f"rotary_table: head_dim {head_dim} is odd; dimensions turn in pairs, so it has to be even; "
-            f"use {head_dim + 1}"
-        )
-    frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    angles = np.asarray(position_ids, np.float64)[:, :, None, None] * frequencies
-    return RotaryTable(np.cos(angles), np.sin(angles))
+    angles = np.asarray(position_ids, np.float64)[:, :, None, None] * np.asarray(frequencies, np.float64)
+    return RotaryTable(scale * np.cos(angles), scale * np.sin(angles))
 
 
-def _turn(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, *, back: bool) -> np.ndarray:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
+def _pairs(x: np.ndarray, pairs: int, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the second dimension of each pair among the last 2·pairs of x, as views."""
+    turning = x[..., x.shape[-1] - 2 * pairs :]
+    return (turning[..., ::2], turning[..., 1::2]) if interleaved else (turning[..., :pairs], turning[..., pairs:])
+
+
+def _turn(x: np.ndarray, table: RotaryTable, interleaved: bool, *, back: bool) -> np.ndarray:
+    cos, sin = table.in_dtype(x.dtype)
+    pairs = cos.shape[-1]
     turned = np.empty_like(x)
+    still = x.shape[-1] - 2 * pairs
+    turned[..., :still] = x[..., :still]
+    (first, second), (turned_first, turned_second) = _pairs(x, pairs, interleaved), _pairs(turned, pairs, interleaved)
     part = first * sin
-    np.multiply(first, cos, out=turned[..., :half])
-    np.multiply(second, cos, out=turned[..., half:])
+    np.multiply(first, cos, out=turned_first)
+    np.multiply(second, cos, out=turned_second)
     if back:
-        turned[..., half:] -= part
-        turned[..., :half] += np.multiply(second, sin, out=part)
+        turned_second -= part
+        turned_first += np.multiply(second, sin, out=part)
     else:
-        turned[..., half:] += part
-        turned[..., :half] -= np.multiply(second, sin, out=part)
+        turned_second += part
+        turned_first -= np.multiply(second, sin, out=part)
     return turned
 
 
 class _Rotary(_Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: RotaryTable) -> Tensor:
-        ctx.table = table
-        x_bshd = x.asnumpy()
-        return Tensor.from_numpy(_turn(x_bshd, *table.in_dtype(x_bshd.dtype), back=False))
+    def forward(ctx: Any, x: Tensor, table: RotaryTable, interleaved: bool) -> Tensor:
+        ctx.table, ctx.interleaved = table, interleaved
+        return Tensor.from_numpy(_turn(x.asnumpy(), table, interleaved, back=False))
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        dy_bshd = dy.asnumpy()
-        return Tensor.from_numpy(_turn(dy_bshd, *ctx.table.in_dtype(dy_bshd.dtype), back=True)), None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        return Tensor.from_numpy(_turn(dy.asnumpy(), ctx.table, ctx.interleaved, back=True)), None, None
 
 
-def rotary(x: Tensor, table: RotaryTable) -> Tensor:
+def rotary(x: Tensor, table: RotaryTable, *, interleaved: bool = False) -> Tensor:
     """See `Kernels.rotary`."""
-    return _Rotary.apply(x, table)
+    if 2 * table.cos.shape[-1] > x.shape[-1]:
+        raise ValueError(
+            f"rotary: a table of {table.cos.shape[-1]} frequencies turns {2 * table.cos.shape[-1]} dimensions, and "
+            f"heads have {x.shape[-1]}; use at most {x.shape[-1] // 2} frequencies"
+        )
+    return _Rotary.apply(x, table, interleaved)

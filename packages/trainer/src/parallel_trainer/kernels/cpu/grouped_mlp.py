@@ -1,0 +1,66 @@
+"""The feed-forward parts of many experts, each on its own rows: one product a weight for each expert that has rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+from mindspore.common import _Function
+
+from parallel_trainer.kernels.cpu.swiglu import gated, gated_gradient, sigmoid
+
+
+def _groups(counts: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Each expert that has rows, and its rows."""
+    stops = np.cumsum(counts)
+    for expert in np.flatnonzero(counts).tolist():
+        yield expert, slice(int(stops[expert] - counts[expert]), int(stops[expert]))
+
+
+class _GroupedMLP(_Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: np.ndarray, gate_up: Tensor, down: Tensor) -> Tensor:
+        rows_RH, gate_up_EJH, down_EHI = rows.asnumpy(), gate_up.asnumpy(), down.asnumpy()
+        hidden_RJ = np.empty((len(rows_RH), gate_up_EJH.shape[1]), rows_RH.dtype)
+        for expert, own in _groups(counts):
+            np.matmul(rows_RH[own], gate_up_EJH[expert].T, out=hidden_RJ[own])
+        inner = down_EHI.shape[2]
+        gate, up = hidden_RJ[:, :inner], hidden_RJ[:, inner:]
+        gate_sigmoid = sigmoid(gate)
+        inner_RI = gated(gate, gate_sigmoid, up)
+        out_RH = np.empty_like(rows_RH)
+        for expert, own in _groups(counts):
+            np.matmul(inner_RI[own], down_EHI[expert].T, out=out_RH[own])
+        ctx.save_for_backward(rows, gate_up, down)
+        ctx.counts, ctx.hidden, ctx.sigmoid = counts, hidden_RJ, gate_sigmoid
+        return Tensor.from_numpy(out_RH)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
+        rows_RH, gate_up_EJH, down_EHI = (tensor.asnumpy() for tensor in ctx.saved_tensors)
+        dy_RH, hidden_RJ, inner = d_out.asnumpy(), ctx.hidden, down_EHI.shape[2]
+        gate, up = hidden_RJ[:, :inner], hidden_RJ[:, inner:]
+        inner_RI = gated(gate, ctx.sigmoid, up)
+        d_inner_RI, d_down = np.empty_like(inner_RI), np.zeros_like(down_EHI)
+        for expert, own in _groups(ctx.counts):
+            np.matmul(dy_RH[own], down_EHI[expert], out=d_inner_RI[own])
+            np.matmul(dy_RH[own].T, inner_RI[own], out=d_down[expert])
+        d_hidden_RJ = np.empty_like(hidden_RJ)
+        gated_gradient(d_inner_RI, gate, ctx.sigmoid, up, d_gate=d_hidden_RJ[:, :inner], d_up=d_hidden_RJ[:, inner:])
+        d_rows, d_gate_up = np.empty_like(rows_RH), np.zeros_like(gate_up_EJH)
+        for expert, own in _groups(ctx.counts):
+            np.matmul(d_hidden_RJ[own], gate_up_EJH[expert], out=d_rows[own])
+            np.matmul(d_hidden_RJ[own].T, rows_RH[own], out=d_gate_up[expert])
+        return Tensor.from_numpy(d_rows), None, Tensor.from_numpy(d_gate_up), Tensor.from_numpy(d_down)
+
+
+def grouped_mlp(rows: Tensor, counts: np.ndarray, gate_up: Tensor, down: Tensor) -> Tensor:
+    """See `Kernels.grouped_mlp`."""
+    if len(counts) != len(gate_up) or counts.sum() != len(rows) or (counts < 0).any():
+        raise ValueError(
+            f"grouped_mlp: counts {counts.tolist()} for {len(gate_up)} experts and {len(rows)} rows: there has to be "
+            "one number, 0 or more, for each expert, and they have to add up to the rows"
+        )
+    return _GroupedMLP.apply(rows, counts, gate_up, down)

@@ -1,0 +1,301 @@
+"""What models are put together from: embedding, layers of attention and feed-forward parts, experts, head.
+
+A layer consists of parts. A part declares weights, and is called with the hidden states of the rank's tokens and with
+`Used` weights. Shape suffixes: B rows, S tokens of a row; T the rank's tokens between regions of split weights, N = B·S
+those of all tensor-parallel ranks; H hidden size, V vocabulary, E experts, K experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from attrs import frozen
+from mindspore import Tensor
+
+from parallel_trainer.batch import MicroBatch
+from parallel_trainer.kernels.interface import Kernels
+from parallel_trainer.models.router import Routing
+from parallel_trainer.models.section import ModelConfig
+from parallel_trainer.models.unit import Unit
+from parallel_trainer.parallel.expert_parallel import ExpertParallel
+from parallel_trainer.parallel.tensor_parallel import TensorParallel
+from parallel_trainer.parallel.weights import Constant, Normal, Weight
+
+
+@frozen
+class Declare:
+    """Weights of a layer: `prefix` of their names, and the standard deviation that matrices start with."""
+
+    prefix: str
+    std: float
+
+    def norm(self, name: str, size: int) -> Weight:
+        """What a norm multiplies by."""
+        return Weight(f"{self.prefix}{name}.weight", (size,), init=Constant(1))
+
+    def whole(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> Iterator[Weight]:
+        """A matrix that every tensor-parallel rank holds, (outputs, inputs)."""
+        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std))
+        if bias:
+            yield Weight(f"{self.prefix}{name}.bias", (outputs,), init=Constant(0))
+
+    def columns(self, name: str, outputs: int, inputs: int, block: int = 1, *, bias: bool = False) -> Iterator[Weight]:
+        """A matrix whose outputs tensor parallelism splits, in whole blocks (heads)."""
+        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std), tp_dim=0, tp_block=block)
+        if bias:
+            yield Weight(f"{self.prefix}{name}.bias", (outputs,), init=Constant(0), tp_dim=0, tp_block=block)
+
+    def rows(self, name: str, outputs: int, inputs: int, block: int = 1, *, bias: bool = False) -> Iterator[Weight]:
+        """A matrix whose inputs tensor parallelism splits; its bias is added once, to the sum."""
+        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std), tp_dim=1, tp_block=block)
+        if bias:
+            yield Weight(f"{self.prefix}{name}.bias", (outputs,), init=Constant(0))
+
+    def experts(self, name: str, experts: int, outputs: int, inputs: int) -> Weight:
+        """One matrix for each expert, (experts, outputs, inputs), in whole experts over the expert-parallel ranks."""
+        return Weight(f"{self.prefix}{name}", (experts, outputs, inputs), init=Normal(self.std), ep_dim=0)
+
+
+@frozen(eq=False)
+class Used:
+    """The weights of a unit while it runs, by their names after the layer's prefix, and what is done with them."""
+
+    tensors: Mapping[str, Tensor]
+    tp: TensorParallel
+    eps: float
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """The product with a matrix that is whole or whose outputs are split."""
+        return self.tp.kernels.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+    def row_linear(self, x: Tensor, name: str) -> Tensor:
+        """The product with a matrix whose inputs are split; returns the rank's tokens."""
+        return self.tp.row_linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+    def norm(self, x: Tensor, name: str, *, eps: float | None = None) -> Tensor:
+        """Root-mean-square normalisation."""
+        return self.tp.kernels.rms_norm(x, self.tensors[f"{name}.weight"], self.eps if eps is None else eps)
+
+
+class Part(Protocol):
+    """A part of a layer."""
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """What it needs."""
+
+    def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
+        """What it makes of the rank's tokens, (T, H)."""
+
+
+class RotaryTables:
+    """The rotary angles of each micro-batch, computed once for all layers and dropped with it."""
+
+    def __init__(self, kernels: Kernels, frequencies: np.ndarray, scale: float = 1.0) -> None:
+        self._kernels = kernels
+        self._frequencies = frequencies
+        self._scale = scale
+        self._tables: WeakKeyDictionary[MicroBatch, Any] = WeakKeyDictionary()
+
+    def __getitem__(self, batch: MicroBatch) -> Any:
+        if batch not in self._tables:
+            self._tables[batch] = self._kernels.rotary_table(batch.position_ids, self._frequencies, scale=self._scale)
+        return self._tables[batch]
+
+
+@frozen(eq=False)
+class FeedForward:
+    """SwiGLU with the matrices `name`.gate_proj, up_proj and down_proj."""
+
+    name: str
+    weights: tuple[Weight, ...]
+
+    @classmethod
+    def declare(cls, declare: Declare, hidden: int, inner: int, name: str = "mlp") -> FeedForward:
+        """With `inner` features between the matrices."""
+        matrices = (
+            *declare.columns(f"{name}.gate_proj", inner, hidden),
+            *declare.columns(f"{name}.up_proj", inner, hidden),
+            *declare.rows(f"{name}.down_proj", hidden, inner),
+        )
+        return cls(name, matrices)
+
+    def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
+        x_NH = used.tp.enter(x_TH)
+        gate, up = (used.linear(x_NH, f"{self.name}.{matrix}") for matrix in ("gate_proj", "up_proj"))
+        return used.row_linear(used.tp.kernels.swiglu(gate, up), f"{self.name}.down_proj")
+
+
+class Experts:
+    """Feed-forward parts of which each token uses a few, and one that all tokens use if there is one.
+
+    layer: the layer's name, "model.layers.3", for whoever counts loads.
+    bias:  along which experts are chosen besides their scores; the training step changes it.
+    """
+
+    def __init__(self, layer: str, declare: Declare, hidden: int, routing: Routing, ep: ExpertParallel) -> None:
+        self.layer = layer
+        self._routing = routing
+        self._ep = ep
+        self._shared = (
+            FeedForward.declare(declare, hidden, routing.shared, "mlp.shared_experts") if routing.shared else None
+        )
+        self.bias = (
+            Weight(f"{layer}.mlp.gate.e_score_correction_bias", (routing.experts,), init=Constant(0), trainable=False)
+            if routing.bias
+            else None
+        )
+        self.weights: tuple[Weight, ...] = (
+            *declare.whole("mlp.gate", routing.experts, hidden),
+            *((self.bias,) if self.bias else ()),
+            declare.experts("mlp.experts.gate_up_proj", routing.experts, 2 * routing.inner, hidden),
+            declare.experts("mlp.experts.down_proj", routing.experts, hidden, routing.inner),
+            *(self._shared.weights if self._shared else ()),
+        )
+
+    def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
+        ids_TK, weights_TK = self._route(x_TH, batch, used)
+        out_TH = self._ep.experts(
+            self.layer,
+            x_TH,
+            ids_TK,
+            weights_TK,
+            used["mlp.experts.gate_up_proj"],
+            used["mlp.experts.down_proj"],
+        )
+        return out_TH + self._shared(x_TH, batch, used) if self._shared else out_TH
+
+    def _route(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> tuple[np.ndarray, Tensor]:
+        """The experts of each token, int64 (T, K), and their weights."""
+        kernels, routing = used.tp.kernels, self._routing
+        logits_TE = used.linear(x_TH, "mlp.gate")
+        ids_TK = kernels.choose_experts(
+            logits_TE,
+            top_k=routing.top_k,
+            bias=used["mlp.gate.e_score_correction_bias"] if self.bias else None,
+            groups=routing.groups,
+            topk_group=routing.topk_group,
+        )
+        weights_TK, probabilities_TE = kernels.router_weights(
+            logits_TE, ids_TK, scoring=routing.scoring, normalized=routing.normalized, scaling=routing.scaling
+        )
+        if routing.balance:
+            weights_TK = self._ep.balanced(self.layer, weights_TK, probabilities_TE, ids_TK, batch, routing.balance)
+        return ids_TK, weights_TK
+
+
+class DecoderLayer:
+    """Attention and a feed-forward part, each normed before and added to what came in."""
+
+    def __init__(self, declare: Declare, hidden: int, attention: Part, feed_forward: Part) -> None:
+        self._attention = attention
+        self.feed_forward = feed_forward
+        self.weights: tuple[Weight, ...] = (
+            declare.norm("input_layernorm", hidden),
+            *attention.weights,
+            declare.norm("post_attention_layernorm", hidden),
+            *feed_forward.weights,
+        )
+
+    def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
+        x_TH = x_TH + self._attention(used.norm(x_TH, "input_layernorm"), batch, used)
+        return x_TH + self.feed_forward(used.norm(x_TH, "post_attention_layernorm"), batch, used)
+
+
+class LayerUnit(Unit):
+    """A unit around a part: hidden states (T, H) in and out."""
+
+    def __init__(self, part: Part, prefix: str, tp: TensorParallel, eps: float) -> None:
+        super().__init__(part.weights)
+        self.part = part
+        self._names = tuple(weight.name.removeprefix(prefix) for weight in part.weights)
+        self._tp = tp
+        self._eps = eps
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        return self.part(x, batch, Used(dict(zip(self._names, weights, strict=True)), self._tp, self._eps))
+
+
+class Embedding(Unit):
+    """Token ids (B, S) to hidden states (T, H) of the rank's T of B·S tokens."""
+
+    def __init__(self, table: Weight, tp: TensorParallel) -> None:
+        super().__init__([table])
+        self._vocab_size = table.shape[0]
+        self._tp = tp
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        return self._tp.embedding(x.reshape(-1), weights[0], self._vocab_size)
+
+
+class Head(Unit):
+    """Hidden states (T, H) to the loss summed over the tokens that count, (1,), or to logits (B, S, V).
+
+    Logits are what a micro-batch without labels gets.
+    """
+
+    def __init__(self, table: Weight, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__([final_norm(config), table])
+        self._tp = tp
+        self._eps = config.rms_norm_eps
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        norm, table = weights
+        return predict(self._tp.kernels.rms_norm(x, norm, self._eps), table, batch, self.weights[-1].shape[0], self._tp)
+
+
+def predict(x_TH: Tensor, table: Tensor, batch: MicroBatch, vocab_size: int, tp: TensorParallel) -> Tensor:
+    """Normed hidden states and an output table, whose rows are split, to the loss sum (1,) or logits (B, S, V)."""
+    logits_NV = tp.kernels.linear(tp.enter(x_TH), table)
+    if batch.labels is None:
+        return tp.whole_logits(logits_NV, vocab_size).reshape(*batch.input_ids.shape, -1)
+    return tp.loss_sum(logits_NV, batch.labels, batch.loss_mask, vocab_size).reshape(1)
+
+
+def final_norm(config: ModelConfig) -> Weight:
+    """The norm after the last layer."""
+    return Weight("model.norm.weight", (config.hidden_size,), init=Constant(1))
+
+
+def tables(config: ModelConfig) -> tuple[Weight, Weight]:
+    """The embedding's table and the head's, which is the same `Weight` where they are tied."""
+    shape, init = (config.vocab_size, config.hidden_size), Normal(config.initializer_range)
+    table = Weight("model.embed_tokens.weight", shape, init=init, tp_dim=0)
+    return table, table if config.tie_word_embeddings else Weight("lm_head.weight", shape, init=init, tp_dim=0)
+
+
+class Model:
+    """The units of a model in the order they run: the embedding, one for each layer, the head.
+
+    losses:        what the last unit's loss sums, (len(losses),), are called.
+    loss_weights:  what each mean loss is multiplied by in the sum that is trained on.
+    expert_biases: by the layer's name the bias of its router, which the training step moves by `bias_update_rate`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        units: Sequence[Unit],
+        *,
+        losses: tuple[str, ...] = ("lm",),
+        loss_weights: tuple[float, ...] = (1.0,),
+        expert_biases: Mapping[str, Weight] | None = None,
+        bias_update_rate: float = 0.0,
+    ) -> None:
+        self.config = config
+        self.units = tuple(units)
+        self.losses = losses
+        self.loss_weights = loss_weights
+        self.expert_biases = dict(expert_biases or {})
+        self.bias_update_rate = bias_update_rate
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every weight once, in the order of first use."""
+        return tuple({weight.name: weight for unit in self.units for weight in unit.weights}.values())
