@@ -65,6 +65,7 @@ def test_silent_fields_have_the_defaults_of_the_format():
 def test_dense_layers_of_qwen():
     config = model_config(qwen(decoder_sparse_step=2, mlp_only_layers=[3]))
     assert [config.has_experts(layer) for layer in range(4)] == [False, True, False, False]
+    assert config.expert_layers == ("model.layers.1",)
     assert "mlp_only_layers is [0, 4]: layers count from 0 to 3; remove 4." in refusal(qwen(mlp_only_layers=[0, 4]))
 
 
@@ -72,6 +73,8 @@ def test_dense_layers_of_deepseek():
     assert [model_config(deepseek()).has_experts(layer) for layer in range(4)] == [False, False, False, True]
     spaced = model_config(deepseek(first_k_dense_replace=0, moe_layer_freq=2))
     assert [spaced.has_experts(layer) for layer in range(4)] == [True, False, True, False]
+    assert spaced.expert_layers == ("model.layers.0", "model.layers.2", "model.layers.4")
+    assert model_config(deepseek(num_nextn_predict_layers=0)).expert_layers == ("model.layers.3",)
 
 
 def test_routing_says_what_the_file_says():

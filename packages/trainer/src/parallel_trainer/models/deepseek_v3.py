@@ -53,7 +53,7 @@ class DeepseekV3(Model):
         ep: ExpertParallel | None = None,
     ) -> None:
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
-        ep = ep or ExpertParallel.none(kernels)
+        ep = ep or ExpertParallel.none(kernels, config.expert_layers, config.routing.experts)
         embedding, head = tables(config)
         yarn = config.yarn
         rotary_tables = RotaryTables(
@@ -63,11 +63,10 @@ class DeepseekV3(Model):
         )
         biases: dict[str, Weight] = {}
 
-        def layer(number: int, *, has_experts: bool) -> DecoderLayer:
-            name = f"model.layers.{number}"
+        def layer(name: str) -> DecoderLayer:
             declare = Declare(f"{name}.", config.initializer_range)
             attend = LatentAttention(declare, config, attention, rotary_tables)
-            if not has_experts:
+            if name not in config.expert_layers:
                 dense = FeedForward.declare(declare, config.hidden_size, config.intermediate_size)
                 return DecoderLayer(declare, config.hidden_size, attend, dense)
             experts = Experts(name, declare, config.hidden_size, config.routing, ep)
@@ -75,17 +74,14 @@ class DeepseekV3(Model):
                 biases[name] = experts.bias
             return DecoderLayer(declare, config.hidden_size, attend, experts)
 
-        count, further = config.num_hidden_layers, config.num_nextn_predict_layers
+        names = [f"model.layers.{number}" for number in range(config.num_hidden_layers + 1)]
         units: list[Unit] = [Embedding(embedding, tp)]
-        for number in range(count):
-            part = layer(number, has_experts=config.has_experts(number))
-            units.append(LayerUnit(part, f"model.layers.{number}.", tp, config.rms_norm_eps))
+        units += [LayerUnit(layer(name), f"{name}.", tp, config.rms_norm_eps) for name in names[:-1]]
+        further = config.num_nextn_predict_layers > 0
         if further:
-            declare = Declare(f"model.layers.{count}.", config.initializer_range)
-            units.append(MultiTokenPrediction(layer(count, has_experts=True), declare, embedding, config, tp))
-            units.append(MultiTokenHead(head, config, tp))
-        else:
-            units.append(Head(head, config, tp))
+            declare = Declare(f"{names[-1]}.", config.initializer_range)
+            units.append(MultiTokenPrediction(layer(names[-1]), declare, embedding, config, tp))
+        units.append((MultiTokenHead if further else Head)(head, config, tp))
         super().__init__(
             config,
             units,

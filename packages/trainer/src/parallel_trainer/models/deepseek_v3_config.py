@@ -80,6 +80,12 @@ class DeepseekV3Config(ModelConfig):
         """Whether the feed-forward part of a layer, counted from 0, is experts."""
         return layer >= self.first_k_dense_replace and layer % self.moe_layer_freq == 0
 
+    @property
+    def expert_layers(self) -> tuple[str, ...]:
+        """Names of the layers with experts, that of a further prediction last."""
+        further = range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
+        return (*super().expert_layers, *(f"model.layers.{number}" for number in further))
+
     def contradictions(self, section: Any) -> Iterator[str]:
         """Values that cannot stand beside each other."""
         yield from odd_rotary("qk_rope_head_dim", self.qk_rope_head_dim)

@@ -24,7 +24,7 @@ from parallel_trainer.models.layers import (
     Used,
     tables,
 )
-from parallel_trainer.models.qwen3_config import Qwen3Config, Qwen3MoeConfig
+from parallel_trainer.models.qwen3_config import Qwen3Config
 from parallel_trainer.models.rope import frequencies
 from parallel_trainer.parallel.context_parallel import Attention, LocalAttention
 from parallel_trainer.parallel.expert_parallel import ExpertParallel
@@ -55,7 +55,8 @@ class Qwen3(Model):
         ep: ExpertParallel | None = None,
     ) -> None:
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
-        ep = ep or ExpertParallel.none(kernels)
+        routing = config.routing
+        ep = ep or ExpertParallel.none(kernels, config.expert_layers, routing.experts if routing else 0)
         embedding, head = tables(config)
         yarn = config.yarn
         rotary_tables = RotaryTables(
@@ -68,8 +69,8 @@ class Qwen3(Model):
             name = f"model.layers.{number}"
             declare = Declare(f"{name}.", config.initializer_range)
             feed_forward: Part = FeedForward.declare(declare, config.hidden_size, config.intermediate_size)
-            if isinstance(config, Qwen3MoeConfig) and config.has_experts(number):
-                feed_forward = Experts(name, declare, config.hidden_size, config.routing, ep)
+            if routing and config.has_experts(number):
+                feed_forward = Experts(name, declare, config.hidden_size, routing, ep)
             attend = GroupedQueryAttention(declare, config, attention, rotary_tables)
             part = DecoderLayer(declare, config.hidden_size, attend, feed_forward)
             return LayerUnit(part, declare.prefix, tp, config.rms_norm_eps)

@@ -9,6 +9,7 @@ from attrs import NOTHING, fields, frozen
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.models.rope import FLAT_FIELDS, Yarn, read_yarn
+from parallel_trainer.models.router import Routing
 
 
 class UnsupportedModelError(UserError, ValueError):
@@ -49,6 +50,20 @@ class ModelConfig:
     rope_theta: float = 1e4
     yarn: Yarn | None = None
     attention_bias: bool = False
+
+    @property
+    def routing(self) -> Routing | None:
+        """The router of a layer with experts; None for a model without."""
+        return None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward part of a layer, counted from 0, is experts."""
+        return False
+
+    @property
+    def expert_layers(self) -> tuple[str, ...]:
+        """Names of the layers with experts, "model.layers.3"."""
+        return tuple(f"model.layers.{number}" for number in range(self.num_hidden_layers) if self.has_experts(number))
 
     @classmethod
     def from_model_section(cls, section: Any) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ class ExpertParallel:
     kernels: Kernels
 
     @classmethod
-    def none(cls, kernels: Kernels) -> ExpertParallel:
-        """No expert parallelism: one rank holds all experts."""
+    def none(cls, kernels: Kernels, layers: Sequence[str] = (), num_experts: int = 0) -> ExpertParallel:
+        """No expert parallelism: one rank holds all experts of these layers."""
         return cls(kernels)
 
     def experts(
