@@ -57,7 +57,7 @@ def saved_for_backward(weights: ShardedWeights) -> int:
 
 
 def measured(trainer: Trainer) -> dict[str, int]:
-    """Bytes by what they are for, of a training step, under the names of `Estimate.memory`."""
+    """Bytes that stay for a while, by what they are for, under the names of `Estimate.memory`."""
     weights, optimizer = trainer.weights, trainer.optimizer
     peak = {"gathered": 0, "saved": 0}
     whole: dict[str, int] = {}
@@ -107,8 +107,7 @@ def held_memory(communicator: Communicator) -> dict[str, list[dict[str, list[int
     for case in cases.values():
         job = prepare(loads(case.yaml(texts)), communicator.size)
         numbers, planned = measured(Trainer(job, communicator)), Estimate.of(job, communicator.rank).memory()
-        rows = communicator.all_gather(np.array([[*numbers.values(), *planned.values()]]))
-        found[case.name] = [
-            {name: [int(row[at]), int(row[at + len(planned)])] for at, name in enumerate(planned)} for row in rows
-        ]
+        pairs = np.array([[(kept, planned[kind]) for kind, kept in numbers.items()]])
+        rows = communicator.all_gather(pairs).tolist()
+        found[case.name] = [dict(zip(numbers, row, strict=True)) for row in rows]
     return found

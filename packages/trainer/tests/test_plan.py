@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from device_mesh import connect
 from parallel_config import loads
 from parallel_trainer.cli import main
 from parallel_trainer.data.indexed import IndexedWriter
 from parallel_trainer.estimate import Estimate
 from parallel_trainer.job import Job, prepare
+from parallel_trainer.trainer import Trainer
 
 # 8 tokens a micro-batch, 8 wide, 4 heads of 4 numbers and 2 of keys and values, 12 inside the feed-forward.
 FILE = """
@@ -95,6 +99,7 @@ def test_tables_of_both_tensor_parallel_ranks(corpus: str, tmp_path: Path, capsy
             "optimizer state": 9 * total,
             "gathered parameters": 0,
             "activations": 4 * (2 * block + 4 * 9 + 8 * (8 + 61)),
+            "logits at work": 4 * 8 * (rows + 61),
         }
         assert memory == kept | {"total": sum(kept.values())}
         # A border between regions is 4 tokens of 8 numbers: 4 each way of a layer, 1 of the embedding and of the head.
@@ -149,6 +154,23 @@ def test_no_rank_needs_more_than_the_one_that_is_shown(corpus: str, world_size: 
     totals = [sum(Estimate.of(job, rank).memory().values()) for rank in range(world_size)]
     assert sum(Estimate.largest(job).memory().values()) == max(totals)
     assert len(set(totals)) > 1
+
+
+def test_memory_of_a_step_with_many_logits_is_what_is_planned(corpus: str) -> None:
+    """At its peak, with 5 percent for Python's own objects and what MindSpore has outside NumPy."""
+    job = prepare(loads(text(corpus, "", training="global_batch_size: 32, local_batch_size: 32", vocab=8000)), 1)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        trainer = Trainer(job, connect("single"))
+        trainer.train_step()
+        gc.collect()
+        tracemalloc.reset_peak()
+        trainer.train_step()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(Estimate.largest(job).memory().values()) == pytest.approx(peak - before, rel=0.05)
 
 
 def test_rank_outside_the_world(corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """How much of its micro-batches a rank keeps between their forward and their backward passes.
 
 Counted by what the CPU kernels save and who shares it. Left out are token ids, masks and rotary angles, which no layer
-has for itself, and the working memory of the kernels.
+has for itself, and the working memory of the kernels but for logits, which may be larger than all else.
 """
 
 from __future__ import annotations
@@ -49,6 +49,16 @@ def most_kept(job: Job, rank: int) -> int:
     program = schedule(plan.pp, plan.interleave_num, plan.num_accumulation_steps).programs[pp_rank]
     actions = (step for step in program if isinstance(step, Action))
     return max(accumulate(_CHANGES.get(action.kind, 0) * kept[action.stage] for action in actions))
+
+
+def logits_at_work(job: Job, rank: int) -> int:
+    """Elements that the head needs beside what it keeps: its logits, and those of its own columns before gathering."""
+    plan, model, mesh = job.plan, model_config(job.config.model), ParallelMesh(job.plan)
+    if mesh.axis("pp").index(rank) < plan.pp - 1:
+        return 0
+    first, stop = split_evenly(model.vocab_size, plan.tp, mesh.axis("tp").index(rank))
+    gathered = plan.tp > 1 and not job.config.parallelism.enable_loss_parallel
+    return tokens_inside(job) * (stop - first + gathered * model.vocab_size)
 
 
 def _of_block(job: Job, model: Qwen3Config) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from attrs import frozen
 from device_mesh import ParallelMesh
 
-from parallel_trainer.activations import heads_inside, most_kept, sizes, tokens_inside
+from parallel_trainer.activations import heads_inside, logits_at_work, most_kept, sizes, tokens_inside
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
@@ -116,7 +116,7 @@ class Estimate:
         return found
 
     def memory(self) -> dict[str, int]:
-        """Bytes by what they are for, each when it is most; working memory of kernels and communication is left out."""
+        """Bytes by what they are for, each when it is most; other working memory of kernels is left out."""
         plan, size, elements = self.job.plan, self.job.dtype.itemsize, sum(held.elements for held in self.weights)
         unit = max(sum(held.part.size for held in unit) for unit in self.units)
         everything = sum(held.part.size for held in self.weights)
@@ -131,6 +131,7 @@ class Estimate:
             "optimizer state": elements * (2 * size + 1),
             "gathered parameters": gathered * size,
             "activations": most_kept(self.job, self.rank) * size,
+            "logits at work": logits_at_work(self.job, self.rank) * size,
         }
 
     def communication(self) -> Counter[str]:
