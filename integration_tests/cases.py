@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -33,6 +33,8 @@ parallelism:
   pipeline_parallel_interleave_num: {chunks}
   pipeline_parallel_layers_per_stage: {layout}
   pipeline_parallel_overlap_p2p: {overlap}
+  pipeline_parallel_overlap_b_f: {paired}
+  pipeline_parallel_zero_bubble: {zero_bubble}
 training:
   steps: {steps}
   global_batch_size: {global_batch}
@@ -124,6 +126,8 @@ class Case:
     chunks: int = 1
     layout: str = "auto"
     overlap: bool = False
+    paired: bool = False
+    zero_bubble: str = "none"
     reduction: str = "sum"
     reshard: str = "default"
     accumulation: int = 1
@@ -137,7 +141,8 @@ class Case:
     def dimensions(self) -> str:
         """Which kind of plan this is, for the tables."""
         context = [f"{self.method} context parallel"] if self.cp > 1 else []
-        pipeline = ["interleaved pipeline" if self.chunks > 1 else "pipeline"] if self.pp > 1 else []
+        kind = "zero-bubble" if self.zero_bubble != "none" else "interleaved" if self.chunks > 1 else ""
+        pipeline = [f"{kind} pipeline".strip()] if self.pp > 1 else []
         return " x ".join([*pipeline, *(["tensor parallel"] if self.tp > 1 else []), *context, "FSDP, HSDP"])
 
     @property
@@ -152,7 +157,9 @@ class Case:
         parts = [f"{self.dp_replicate}x{self.dp_shard}x{self.cp}x{self.tp}"]
         if self.pp > 1:
             parts.insert(0, f"pp{self.pp}x{self.chunks}")
-            parts += [*([] if self.layout == "auto" else ["uneven"]), *(["overlap"] if self.overlap else [])]
+            parts += [self.zero_bubble] if self.zero_bubble != "none" else []
+            parts += [] if self.layout == "auto" else ["uneven"]
+            parts += [*(["overlap"] if self.overlap else []), *(["paired"] if self.paired else [])]
         parts += ["lossparallel"] if self.loss_parallel else []
         if self.cp > 1:
             parts += [self.method + (str(self.ulysses) if self.method == "hybrid" else ""), self.order]
@@ -179,6 +186,8 @@ class Case:
             chunks=self.chunks,
             layout=self.layout if self.pp > 1 else "null",
             overlap=_flag(self.overlap),
+            paired=_flag(self.paired),
+            zero_bubble=self.zero_bubble,
             tp=self.tp,
             loss_parallel=_flag(self.loss_parallel),
             local_batch=self.model.batch // (self.dp_replicate * self.dp_shard * self.accumulation),
@@ -313,68 +322,92 @@ def _tensor_parallel() -> Iterator[Case]:
             )
 
 
-def _uneven(stages: int, chunks: int) -> tuple[str, int]:
-    """Layer ranges that leave one layer for the first virtual stage and two or one for the others; how many in all."""
-    sizes = [1] + [2 - stage % 2 for stage in range(1, stages * chunks)]
+def _uneven(ranks: Sequence[int]) -> tuple[str, int]:
+    """Layer ranges for virtual stages on these ranks, one layer and two in turns; how many layers in all."""
+    sizes = [1 + stage % 2 for stage in range(len(ranks))]
     ends = list(itertools.accumulate(sizes))
-    ranges = [f"{end - size}-{end - 1}" for end, size in zip(ends, sizes, strict=True)]
-    items = [", ".join(ranges[stage::stages]) for stage in range(stages)]
-    return f"[{', '.join(f'{item!r}' for item in items)}]", ends[-1]
+    items: dict[int, list[str]] = {rank: [] for rank in sorted(ranks)}
+    for rank, end, size in zip(ranks, ends, sizes, strict=True):
+        items[rank].append(f"{end - size}-{end - 1}")
+    return str([", ".join(pieces) for pieces in items.values()]), ends[-1]
+
+
+class Pipelines:
+    """Pipelines that differ in all that is not asked for: layouts, transfers, resharding, tied heads are drawn."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = Draw(seed)
+
+    def __call__(self, pp: int, chunks: int, micro_batches: int, batch: int, **fields: Any) -> Case:
+        """A pipeline of a global batch; `fields` are the case's others, and win over what is drawn."""
+        asked = (fields.get("zero_bubble"), fields.get("paired"))
+        uneven = self._draw(("uneven", pp, asked), False, True)
+        ranks = (*range(pp), *reversed(range(pp))) if fields.get("zero_bubble") == "zbv" else (*range(pp),) * chunks
+        layout, layers = _uneven(ranks) if uneven else ("auto", pp * chunks)
+        choices = {
+            "layout": layout,
+            "overlap": self._draw(("overlap", uneven, asked), False, True),
+            "reshard": self._draw(("reshard", uneven, asked), "default", "always"),
+            "reduction": self._draw(("reduction", uneven, asked), "sum", "mean"),
+            "model": Model(
+                layers=layers,
+                batch=batch,
+                text=self._draw("text", *TEXTS) if "cp" in fields else "plain",
+                tied=self._draw(("tied", uneven, asked), False, True),
+                bias="tp" in fields,
+            ),
+        }
+        return Case(pp=pp, chunks=chunks, accumulation=micro_batches, **(choices | fields))
+
+
+MICRO_BATCHES = {2: (1, 2, 5), 4: (1, 3, 4, 9)}
+"""Fewer than the stages, as many, and a number that they do not divide."""
+BATCH = {2: 10, 4: 36}
+BESIDE_PIPELINE = (
+    {"dp_shard": 2},
+    {"dp_replicate": 2},
+    {"cp": 2, "method": "ulysses"},
+    {"cp": 2, "method": "colossal", "asynchronous": True, "order": "zigzag"},
+    {"tp": 2, "loss_parallel": True},
+    {"tp": 2},
+)
+"""What a pipeline of two stages is crossed with on four ranks."""
+PAGE_LAYERS = "['0-1, 4-8', '2-3, 9']"
 
 
 def _pipeline() -> Iterator[Case]:
     """Every number of stages and chunks with few and many micro-batches, then crossed with the other dimensions."""
-    draw = Draw(3)
-    for pp, batch, counts in ((2, 10, (1, 2, 5)), (4, 36, (1, 3, 4, 9)), (8, 56, (1, 7, 8)), (8, 17, (17,))):
-        for chunks in (1, 2, 3):
-            # Eight ranks share two cores, and every stage has a layer at least.
-            for micro_batches in counts if pp < 8 else counts[chunks - 1 : chunks]:
-                uneven = draw(("uneven", pp), False, True)
-                layout, layers = _uneven(pp, chunks) if uneven else ("auto", pp * chunks)
-                yield Case(
-                    pp=pp,
-                    chunks=chunks,
-                    layout=layout,
-                    accumulation=micro_batches,
-                    overlap=draw("overlap", False, True),
-                    reshard=draw("reshard", "default", "always"),
-                    reduction=draw("reduction", "sum", "mean"),
-                    model=Model(layers=layers, batch=batch, tied=draw(("tied", pp), False, True)),
-                )
-    others = [
-        {"dp_shard": 2},
-        {"dp_replicate": 2},
-        {"cp": 2, "method": "ulysses"},
-        {"cp": 2, "method": "colossal", "asynchronous": True, "order": "zigzag"},
-        {"tp": 2, "loss_parallel": True},
-        {"tp": 2},
-        {"dp_shard": 2, "tp": 2},
-        {"dp_replicate": 2, "cp": 2},
-        {"cp": 2, "tp": 2, "loss_parallel": True},
-        {"dp_shard": 4},
-        {"tp": 4},
-    ]
-    for number, degrees in enumerate(others):
-        for chunks in (1, 2) if number < 6 else (1 + number % 2,):
-            model = Model(
-                layers=4,
-                batch=20,
-                text=draw("text", *TEXTS) if "cp" in degrees else "plain",
-                tied=draw(("tied", "crossed"), True, False),
-                bias="tp" in degrees,
-            )
-            yield Case(
-                pp=2,
-                chunks=chunks,
-                accumulation=5,
-                overlap=draw("overlap", False, True),
-                reshard=draw(("reshard", "crossed"), "default", "always"),
-                model=model,
-                **degrees,
-            )
-    yield Case(pp=4, dp_shard=2, chunks=1, accumulation=5, model=Model(layers=4, batch=20, tied=True))
-    for pp in (2, 4):
+    pipeline = Pipelines(3)
+    for pp, batch in BATCH.items():
+        for chunks, micro_batches in itertools.product((1, 2, 3), MICRO_BATCHES[pp]):
+            yield pipeline(pp, chunks, micro_batches, batch)
+            if micro_batches != 1:
+                yield pipeline(pp, chunks, micro_batches, batch, paired=True)
+        for micro_batches in MICRO_BATCHES[pp]:
+            yield pipeline(pp, 1, micro_batches, batch, zero_bubble="zbh1")
+            yield pipeline(pp, 2, micro_batches, batch, zero_bubble="zbv")
         yield Case(pp=pp, accumulation=4, model=Model(dtype="float32", layers=4, batch=36))
+    for degrees in BESIDE_PIPELINE:
+        for chunks, micro_batches in itertools.product((1, 2, 3), MICRO_BATCHES[2]):
+            yield pipeline(2, chunks, micro_batches, 20, **degrees)
+        yield pipeline(2, 1, 5, 20, zero_bubble="zbh1", **degrees)
+        yield pipeline(2, 2, 5, 20, zero_bubble="zbv", **degrees)
+    # Eight ranks share two cores: each of these crosses something that four ranks cannot.
+    yield pipeline(8, 1, 1, 56)
+    yield pipeline(8, 2, 7, 56)
+    yield pipeline(8, 3, 8, 56)
+    yield pipeline(8, 1, 17, 17)
+    yield pipeline(2, 1, 5, 20, dp_shard=2, tp=2)
+    yield pipeline(2, 2, 1, 20, dp_replicate=2, cp=2)
+    yield pipeline(2, 3, 5, 20, cp=2, tp=2, loss_parallel=True)
+    yield pipeline(2, 2, 2, 24, dp_shard=4)
+    yield pipeline(4, 1, 9, 36, dp_shard=2, zero_bubble="zbh1")
+    yield pipeline(4, 2, 3, 12, tp=2, zero_bubble="zbv")
+    # The two examples of the specification (section 4.4).
+    for layers, layout in ((8, "auto"), (10, PAGE_LAYERS)):
+        yield Case(
+            pp=2, chunks=2, tp=4, layout=layout, overlap=True, accumulation=4, model=Model(layers=layers, batch=8)
+        )
 
 
 CASES = tuple(dict.fromkeys((*_data_parallel(), *_context_parallel(), *_tensor_parallel(), *_pipeline())))

@@ -29,7 +29,7 @@ from parallel_trainer.job import prepare
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.gradient_norm import clip_coefficient, global_norm
-from parallel_trainer.parallel.chunk import Chunk, Tape
+from parallel_trainer.parallel.chunk import Chunk, Products, Tape
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
 from parallel_trainer.parallel.pipeline import Pipeline
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
@@ -316,7 +316,7 @@ def layer_traffic(communicator: Communicator) -> dict[str, list[list[Any]]]:
             for call in traffic.calls
             if call.group == "tp" and call.during == during
         ]
-        for during in ("unit 0 forward", "unit 1 forward", "unit 1 backward", "unit 3 forward", "unit 3 backward")
+        for during in ("embedding forward", "layers.0 forward", "layers.0 backward", "head forward", "head backward")
     }
 
 
@@ -330,34 +330,45 @@ def calls_of_one_rank(communicator: Communicator) -> dict[str, list[list[Any]]]:
     return {"calls": [[call.group, call.operation, call.during, call.received_bytes] for call in traffic.calls]}
 
 
-def live_activations(communicator: Communicator) -> dict[str, list[int]]:
-    """The most tapes that were alive on each rank during a step of an interleaved pipeline; the schedule's numbers."""
-    case = Case(pp=communicator.size, chunks=2, accumulation=9, model=Model(layers=2 * communicator.size, batch=36))
-    trainer = Trainer(prepare(loads(case.yaml(corpora())), communicator.size), communicator)
-    alive: WeakSet[Tape] = WeakSet()
+def live_activations(communicator: Communicator) -> dict[str, dict[str, list[int]]]:
+    """By schedule the most passes on each rank that were between a forward and the end of its backward; its numbers."""
+    layers = 2 * communicator.size
+    base = Case(pp=communicator.size, accumulation=9, model=Model(layers=layers, batch=36))
+    found = {}
+    for zero_bubble, chunks in (("none", 2), ("zbh1", 1), ("zbv", 2)):
+        case = evolve(base, chunks=chunks, zero_bubble=zero_bubble)
+        trainer = Trainer(prepare(loads(case.yaml(corpora())), communicator.size), communicator)
+        peak, left = _live(trainer)
+        everywhere = communicator.all_gather(np.array([[peak, left]]))
+        found[zero_bubble] = {
+            "peaks": everywhere[:, 0].tolist(),
+            "left": everywhere[:, 1].tolist(),
+            "schedule": list(peak_activations(trainer.pipeline.schedule(9))),
+        }
+    return found
+
+
+def _live(trainer: Trainer) -> tuple[int, int]:
+    """The most tapes, and products left for later, that were alive during a step; how many are after it."""
+    alive: WeakSet[Tape | Products] = WeakSet()
     peak = 0
 
-    def watched(chunk: Chunk) -> Callable[[Tensor, MicroBatch], tuple[Tensor, Tape]]:
-        forward = chunk.forward
-
-        def run(x: Tensor, batch: MicroBatch) -> tuple[Tensor, Tape]:
+    def watched(method: Callable[..., tuple[Tensor, Tape | Products]]) -> Callable[..., tuple[Tensor, Any]]:
+        def run(*arguments: Any) -> tuple[Tensor, Any]:
             nonlocal peak
-            out, tape = forward(x, batch)
-            alive.add(tape)
-            peak = max(peak, len(alive))
-            return out, tape
+            out, kept = method(*arguments)
+            alive.add(kept)
+            if isinstance(kept, Tape):
+                peak = max(peak, len(alive))
+            return out, kept
 
         return run
 
     for chunk in trainer.pipeline.chunks:
-        chunk.forward = watched(chunk)  # type: ignore[method-assign]
+        chunk.forward = watched(chunk.forward)  # type: ignore[method-assign]
+        chunk.backward_input = watched(chunk.backward_input)  # type: ignore[method-assign]
     trainer.train_step()
-    peaks = communicator.all_gather(np.array([peak, len(alive)]).reshape(1, 2))
-    return {
-        "peaks": peaks[:, 0].tolist(),
-        "left": peaks[:, 1].tolist(),
-        "schedule": list(peak_activations(trainer.pipeline.schedule(9))),
-    }
+    return peak, len(alive)
 
 
 CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {

@@ -68,5 +68,11 @@ def test_fused_weight_keeps_the_blocks_of_both_its_parts_together(
 
 def test_activations_are_freed_after_their_backward_and_never_more_than_the_schedule_has(reports: Reports) -> None:
     found = reports[4]["checks"]["live_activations"]
-    assert found["peaks"] == found["schedule"]
-    assert found["left"] == [0] * 4
+    assert {name: entry["peaks"] for name, entry in found.items()} == {
+        # 4 ranks and 9 micro-batches in rounds of 5 and 4: 5 + 2 (3 - r) forwards ahead, min(p, m) and 2 p.
+        "none": [12, 10, 8, 6],
+        "zbh1": [4, 4, 4, 4],
+        "zbv": [8, 8, 8, 8],
+    }
+    assert all(entry["peaks"] == entry["schedule"] for entry in found.values())
+    assert all(entry["left"] == [0] * 4 for entry in found.values())

@@ -25,15 +25,15 @@ def test_a_block_gathers_and_scatters_twice_each_way(reports: Reports, world: in
     """batch · seq · hidden / tp float64 numbers from each of the other ranks: no collective is lost or doubled."""
     found = reports[world]["checks"]["layer_traffic"]
     border = (world - 1) * GLOBAL_BATCH * SEQ_LENGTH * 20 // world * 8
-    assert found["unit 0 forward"] == [["reduce_scatter", border]]
-    assert found["unit 1 forward"] == [["all_gather", border], ["reduce_scatter", border]] * 2
+    assert found["embedding forward"] == [["reduce_scatter", border]]
+    assert found["layers.0 forward"] == [["all_gather", border], ["reduce_scatter", border]] * 2
     # The gradients of the feed-forward come first, each gathered before its products and scattered after them.
-    assert found["unit 1 backward"] == [["all_gather", border], ["reduce_scatter", border]] * 2
+    assert found["layers.0 backward"] == [["all_gather", border], ["reduce_scatter", border]] * 2
     # Three numbers a token instead of its logits: the largest in the model's type, two sums in float64.
     tokens = GLOBAL_BATCH * SEQ_LENGTH
     numbers = [["all_reduce", 2 * tokens * 8 * count * (world - 1) // world] for count in (1, 2)]
-    assert found["unit 3 forward"] == [["all_gather", border], *numbers]
-    assert found["unit 3 backward"] == [["reduce_scatter", border]]
+    assert found["head forward"] == [["all_gather", border], *numbers]
+    assert found["head backward"] == [["reduce_scatter", border]]
 
 
 def test_one_rank_calls_nothing_within_its_model(reports: Reports) -> None:

@@ -136,8 +136,9 @@ def model(layers: int) -> dict[str, Any]:
     return {"model_type": "some", "architectures": "SomeForCausalLM", "num_hidden_layers": layers}
 
 
-def stages(layers: int, pp: int, chunks: int, placement: Any) -> tuple[tuple[int, int], ...]:
+def stages(layers: int, pp: int, chunks: int, placement: Any, zero_bubble: str = "none") -> tuple[tuple[int, int], ...]:
     parallelism = {
+        "pipeline_parallel_zero_bubble": zero_bubble,
         "pipeline_parallel": pp,
         "pipeline_parallel_interleave_num": chunks,
         "pipeline_parallel_layers_per_stage": placement,
@@ -189,6 +190,41 @@ def test_pub_pp_01_errors(layers: int, pp: int, chunks: int, placement: Any, nam
 )
 def test_pub_pp_02_values(layers: int, chunks: int, placement: list[Any], expected: Any) -> None:
     assert stages(layers, 2, chunks, placement) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Extensions of this project")
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ("auto", ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11))),
+        (["0, 10-11", "1-3, 7-9", "4-5, 6"], ((0, 0), (1, 3), (4, 5), (6, 6), (7, 9), (10, 11))),
+    ],
+)
+def test_a_v_goes_down_the_stages_and_up_again(placement: Any, expected: Any) -> None:
+    assert stages(12, 3, 2, placement, "zbv") == expected
+    found = ParallelPlan.from_degrees(
+        6, pipeline_parallel=3, pipeline_parallel_interleave_num=2, pipeline_parallel_zero_bubble="zbv"
+    )
+    assert found.stage_ranks == (0, 1, 2, 2, 1, 0)
+
+
+@pytest.mark.parametrize(("pp", "chunks", "ranks"), [(1, 1, (0,)), (3, 1, (0, 1, 2)), (2, 3, (0, 1, 0, 1, 0, 1))])
+def test_virtual_stages_go_round_the_physical_ones(pp: int, chunks: int, ranks: tuple[int, ...]) -> None:
+    found = ParallelPlan.from_degrees(6, pipeline_parallel=pp, pipeline_parallel_interleave_num=chunks)
+    assert found.stage_ranks == ranks
+
+
+def test_without_pipelining_there_is_no_zero_bubble() -> None:
+    found = ParallelPlan.from_degrees(2, pipeline_parallel_zero_bubble="zbv", pipeline_parallel_interleave_num=5)
+    assert (found.zero_bubble, found.stage_ranks) == ("none", (0,))
+
+
+@pytest.mark.filterwarnings("ignore:Extensions of this project")
+def test_layers_listed_in_a_loop_are_wrong_in_a_v_and_the_list_that_keeps_their_numbers_is_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        stages(10, 2, 2, ["0-1, 4-8", "2-3, 9"], "zbv")
+    assert "layers 4-8 are missing before virtual stage 2" in str(caught.value)
+    assert all(problem.suggestion.endswith("['0-1, 9', '2-3, 4-8'].") for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from parallel_config import ConfigError, explain, loads
+from parallel_config import ConfigError, ConfigWarning, explain, loads
 
 PARALLEL = """
 parallelism:
@@ -48,6 +48,16 @@ model: {model_type: qwen3, architectures: Qwen3ForCausalLM, num_hidden_layers: 6
     assert found["stage_layers"].startswith("stage_layers 0-2, 3-5 ← num_hidden_layers 6 over pp 2")
     assert "hidden_act" in found["model defaults"]
     assert "not checked" not in found
+
+
+def test_a_v_says_which_stage_holds_what() -> None:
+    text = """
+parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto, pipeline_parallel_interleave_num: 2,
+              pipeline_parallel_zero_bubble: zbv}
+"""
+    with pytest.warns(ConfigWarning, match="zero_bubble zbv"):
+        found = texts(text, 2)
+    assert found["stage_ranks"] == "stage_ranks [0, 1, 1, 0] ← pipeline_parallel_zero_bubble zbv (an extension)"
 
 
 def test_what_could_not_be_checked_is_said() -> None:

@@ -199,6 +199,23 @@ CASES: list[tuple[str, int, str, str]] = [
     ("PUB-CFG-02 k", 8, "parallelism: {data_parallel_shard: -2}", "data_parallel_shard"),
     ("PUB-CFG-03 b", 4, "training: {local_batch_size: 2, global_batch_size: 20}", "global_batch_size"),
     ("PUB-CFG-03 c", 4, "training: {local_batch_size: 4, global_batch_size: 8}", "global_batch_size"),
+    *(
+        (
+            f"chunks of a zero-bubble schedule, {name}",
+            2,
+            (
+                f"parallelism: {{pipeline_parallel: 2, pipeline_parallel_layers_per_stage: {placement}, {fields}}}\n"
+                "model: {model_type: qwen3, architectures: Qwen3ForCausalLM, num_hidden_layers: 10}"
+            ),
+            "pipeline_parallel_zero_bubble",
+        )
+        for name, placement, fields in (
+            ("a", "auto", "pipeline_parallel_zero_bubble: zbv"),
+            ("b", "[0-3, 4-9]", "pipeline_parallel_zero_bubble: zbv"),
+            ("c", '["0-1, 7-9", "2, 3-6"]', "pipeline_parallel_interleave_num: 2, pipeline_parallel_zero_bubble: zbh1"),
+            ("d", "[0-3, 4-9]", "pipeline_parallel_zero_bubble: zb_h1"),
+        )
+    ),
     ("PUB-YAML-01 e", 1, "parallelism: {ulysses_degree_in_cp: None}", "ulysses_degree_in_cp"),
     ("PUB-YAML-01 g", 2, 'parallelism: {tensor_parallel: "2"}', "tensor_parallel"),
     ("PUB-YAML-01 i", 2, "parallelism: {tensor_parallel: 2.5}", "tensor_parallel"),

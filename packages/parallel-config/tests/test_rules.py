@@ -14,6 +14,7 @@ QWEN_MOE = "model_type: qwen3_moe, architectures: Qwen3MoeForCausalLM"
 DEEPSEEK = "model_type: deepseek_v3, architectures: DeepseekV3ForCausalLM"
 GPT = "type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset, sizes: [8, 0, 0]"
 CP2 = "parallelism: {context_parallel: 2}"
+PIPELINE = "pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto"
 COMPRESSED = "use_attn_mask_compression: true"
 
 
@@ -200,6 +201,31 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
         "model.apply_rope_fusion",
         ["context_parallel 2", "EOD"],
     ),
+    # pipeline parallelism
+    (
+        2,
+        f"parallelism: {{{PIPELINE}, pipeline_parallel_zero_bubble: zbv}}",
+        "parallelism.pipeline_parallel_zero_bubble",
+        ["needs pipeline_parallel_interleave_num 2", "it is 1", "interleave_num 2, or zbh1, or none"],
+    ),
+    (
+        2,
+        f"parallelism: {{{PIPELINE}, pipeline_parallel_interleave_num: 3, pipeline_parallel_zero_bubble: zbh1}}",
+        "parallelism.pipeline_parallel_zero_bubble",
+        ["needs pipeline_parallel_interleave_num 1", "it is 3", "interleave_num 1, or none"],
+    ),
+    (
+        2,
+        f"parallelism: {{{PIPELINE}, pipeline_parallel_zero_bubble: zbh2}}",
+        "parallelism.pipeline_parallel_zero_bubble",
+        ["zbh2", "none, zbh1 or zbv"],
+    ),
+    (
+        2,
+        f"parallelism: {{{PIPELINE}, pipeline_parallel_overlap_b_f: true, pipeline_parallel_zero_bubble: zbh1}}",
+        "parallelism.pipeline_parallel_overlap_b_f",
+        ["must be false with pipeline_parallel_zero_bubble zbh1", "zero_bubble none"],
+    ),
     # expert parallelism
     (
         32,
@@ -357,6 +383,7 @@ def test_a_broken_rule_names_field_and_numbers(world_size: int, text: str, path:
 
 
 WORKING: list[tuple[int, str]] = [
+    (2, f"parallelism: {{{PIPELINE}, pipeline_parallel_overlap_b_f: true}}"),
     (2, "parallelism: {context_parallel: 2, context_parallel_async: true}"),
     (2, both("context_parallel: 2, context_parallel_order: zigzag", f"{QWEN}, seq_length: 4100, {COMPRESSED}")),
     (2, both("context_parallel: 2", f"{QWEN}, seq_length: 4098, {COMPRESSED}")),
@@ -552,13 +579,9 @@ def test_plain_degrees_with_layers_and_batches() -> None:
         ("parallelism: {enable_loss_parallel: true}", "enable_loss_parallel .tensor_parallel is 1"),
         ("parallelism: {expert_parallel_async_d2h: true}", "expert_parallel_async_d2h .expert_parallel is 1"),
         ("parallelism: {npu_nums_per_device: 4}", "npu_nums_per_device .moe_token_dispatcher_type is alltoall"),
-        (
-            (
-                "parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto,"
-                " pipeline_parallel_overlap_b_f: true}"
-            ),
-            "pipeline_parallel_overlap_b_f .expert_parallel is 1",
-        ),
+        ("parallelism: {pipeline_parallel_overlap_b_f: true}", "overlap_b_f .pipeline_parallel is 1"),
+        ("parallelism: {pipeline_parallel_zero_bubble: zbv}", "pipeline_parallel_zero_bubble .pipeline_parallel is 1"),
+        (f"parallelism: {{{PIPELINE}, pipeline_parallel_zero_bubble: zbh1}}", "refuses: pipeline_.*_zero_bubble zbh1"),
         ("monitor: {health_checkpoint: {global_norm_skip_time: 3}}", "monitor.health_checkpoint"),
         (f"model: {{{QWEN}, num_hiden_layers: 2}}", "did you mean num_hidden_layers"),
         ("optimizer: {weigth_decay: 0.1}", "did you mean weight_decay"),

@@ -11,7 +11,7 @@ from parallel_config.plan import ParallelPlan, plan
 from parallel_config.problems import show
 from parallel_config.schema import TrainConfig, written_fields
 from parallel_config.schema.model import MODEL_DEFAULTS
-from parallel_config.stages import as_items
+from parallel_config.stages import as_texts
 
 
 @frozen
@@ -88,11 +88,14 @@ def _batch(config: TrainConfig, plan: ParallelPlan) -> Iterator[Explanation]:
 
 
 def _stages(config: TrainConfig, plan: ParallelPlan) -> Iterator[Explanation]:
+    if plan.zero_bubble != "none":
+        origin = f"pipeline_parallel_zero_bubble {plan.zero_bubble} (an extension)"
+        yield _line("stage_ranks", list(plan.stage_ranks), origin)
     layers = config.model.num_hidden_layers
     if not plan.stage_layers:
         yield _line("stage_layers", [], "unknown, as the file has no num_hidden_layers")
         return
-    pieces = as_items(plan.stage_layers, len(plan.stage_layers))
+    pieces = as_texts(plan.stage_layers)
     written = config.parallelism.pipeline_parallel_layers_per_stage
     if plan.pp > 1 and isinstance(written, tuple):
         origin = "pipeline_parallel_layers_per_stage, in the order of the virtual stages"

@@ -18,6 +18,7 @@ _ONLY_WITH = {
         "pipeline_parallel_interleave_num",
         "pipeline_parallel_overlap_p2p",
         "pipeline_parallel_overlap_b_f",
+        "pipeline_parallel_zero_bubble",
     ),
     "tensor_parallel": ("enable_mc2", "enable_loss_parallel"),
     "context_parallel": (
@@ -63,8 +64,6 @@ def _inert(config: TrainConfig) -> Iterator[tuple[str, str]]:
                 yield f"parallelism.{name}", f"{degree} is 1"
     if sizes.pipeline_parallel == 1 and isinstance(sizes.pipeline_parallel_layers_per_stage, tuple):
         yield "parallelism.pipeline_parallel_layers_per_stage", "pipeline_parallel is 1"
-    if sizes.pipeline_parallel > 1 and sizes.pipeline_parallel_overlap_b_f and sizes.expert_parallel == 1:
-        yield "parallelism.pipeline_parallel_overlap_b_f", "expert_parallel is 1"
     dispatcher = sizes.moe_token_dispatcher_type
     if dispatcher != "alltoall_deredundancy" and sizes.npu_nums_per_device != default.npu_nums_per_device:
         yield "parallelism.npu_nums_per_device", f"moe_token_dispatcher_type is {dispatcher}"
@@ -83,6 +82,8 @@ def _extensions(config: TrainConfig) -> Iterator[str]:
         used.append("context_parallel_async with colossal (keys and values travel in a ring)")
     if sizes.context_parallel > 1 and sizes.context_parallel_order != "contiguous":
         used.append(f"context_parallel_order {sizes.context_parallel_order}")
+    if sizes.pipeline_parallel > 1 and sizes.pipeline_parallel_zero_bubble != "none":
+        used.append(f"pipeline_parallel_zero_bubble {sizes.pipeline_parallel_zero_bubble}")
     if used:
         yield f"Extensions of this project, which MindFormers r2.0.0 refuses: {', '.join(used)}."
 

@@ -11,7 +11,7 @@ from parallel_config.problems import Problem, config_error, in_order
 from parallel_config.rules import Facts, broken_rules
 from parallel_config.rules.fitting import ulysses_degree
 from parallel_config.schema import TrainConfig
-from parallel_config.stages import Range, even_ranges, in_virtual_order, parse_item
+from parallel_config.stages import Range, even_ranges, in_virtual_order, parse_item, stage_ranks
 from parallel_config.structure import structure
 
 MAX_WORLD_SIZE = 2**31 - 1
@@ -25,7 +25,7 @@ class ParallelPlan:
     `dp_replicate · dp_shard · cp · tp · pp == world_size`. `stage_layers` has the closed layer range of each
     virtual stage, in order; it is empty where the number of layers is not known. `loss_scale` is the
     specification's coefficient 1 / (world_size // pp). `interleave_num` is the number of chunks on each
-    physical stage.
+    physical stage, and `zero_bubble` says whether their backwards are split: none, zbh1 or zbv.
     """
 
     world_size: int
@@ -52,7 +52,13 @@ class ParallelPlan:
     num_accumulation_steps: int
     loss_scale: float
     interleave_num: int
+    zero_bubble: str
     stage_layers: tuple[Range, ...]
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """The pipeline rank that holds each virtual stage."""
+        return stage_ranks(self.pp, self.interleave_num, self.zero_bubble)
 
     @classmethod
     def from_degrees(
@@ -73,6 +79,7 @@ class ParallelPlan:
         ulysses_degree_in_cp: int | None = None,
         pipeline_parallel_interleave_num: int = 1,
         pipeline_parallel_layers_per_stage: str | list[str] | None = "auto",
+        pipeline_parallel_zero_bubble: str = "none",
         num_hidden_layers: int | None = None,
         moe_token_dispatcher_type: str = "alltoall",
         npu_nums_per_device: int = 8,
@@ -94,6 +101,7 @@ class ParallelPlan:
             "ulysses_degree_in_cp": ulysses_degree_in_cp,
             "pipeline_parallel_interleave_num": pipeline_parallel_interleave_num,
             "pipeline_parallel_layers_per_stage": pipeline_parallel_layers_per_stage,
+            "pipeline_parallel_zero_bubble": pipeline_parallel_zero_bubble,
             "moe_token_dispatcher_type": moe_token_dispatcher_type,
             "npu_nums_per_device": npu_nums_per_device,
         }
@@ -166,6 +174,7 @@ def infer(facts: Facts) -> ParallelPlan:
         num_accumulation_steps=facts.global_batch_size // (facts.data_parallel * local),
         loss_scale=1.0 / (world_size // pp),
         interleave_num=sizes.pipeline_parallel_interleave_num if pp > 1 else 1,
+        zero_bubble=sizes.pipeline_parallel_zero_bubble if pp > 1 else "none",
         stage_layers=_stage_layers(facts),
     )
 
@@ -175,7 +184,8 @@ def _stage_layers(facts: Facts) -> tuple[Range, ...]:
     pp, written = sizes.pipeline_parallel, sizes.pipeline_parallel_layers_per_stage
     if pp > 1 and isinstance(written, tuple):
         chunks = sizes.pipeline_parallel_interleave_num
-        return in_virtual_order([parse_item(item, index, chunks) for index, item in enumerate(written)])
+        ranks = stage_ranks(pp, chunks, sizes.pipeline_parallel_zero_bubble)
+        return in_virtual_order([parse_item(item, index, chunks) for index, item in enumerate(written)], ranks)
     if layers is None:
         return ()
     parts = pp * sizes.pipeline_parallel_interleave_num if pp > 1 else 1

@@ -12,14 +12,14 @@ from parallel_config.document import Document
 from parallel_config.plan import ParallelPlan
 from parallel_config.problems import Problem, show
 from parallel_config.repair import Repair
-from parallel_config.stages import as_items
+from parallel_config.stages import as_texts
 
 
 def plan_table(plan: ParallelPlan) -> str:
     """One line for each value, names in one column."""
     values = plan_values(plan)
     if plan.stage_layers:
-        values["stage_layers"] = ", ".join(as_items(plan.stage_layers, len(plan.stage_layers)))
+        values["stage_layers"] = ", ".join(as_texts(plan.stage_layers))
     width = max(map(len, values))
     return "\n".join(
         f"{name:<{width}}  {value if isinstance(value, str) else show(value)}" for name, value in values.items()

@@ -1,7 +1,7 @@
 """Which layers each virtual stage holds: reading `pipeline_parallel_layers_per_stage` and proposing a split.
 
-Virtual stage `k * pp + i` is chunk `k` of physical stage `i`; layer ranges are closed and count from 0
-(specification, section 4.4).
+Virtual stage `k * pp + i` is chunk `k` of physical stage `i` (specification, section 4.4), except in a V: see
+`stage_ranks`. Layer ranges are closed and count from 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,15 @@ from attrs import frozen
 Range = tuple[int, int]
 
 _PIECE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
+
+
+def stage_ranks(pp: int, chunks: int, zero_bubble: str) -> tuple[int, ...]:
+    """The physical stage of each virtual stage: round and round, or with zbv, which has two chunks, down and up again.
+
+    >>> stage_ranks(3, 2, "none"), stage_ranks(3, 2, "zbv")
+    ((0, 1, 2, 0, 1, 2), (0, 1, 2, 2, 1, 0))
+    """
+    return (*range(pp), *reversed(range(pp))) if zero_bubble == "zbv" else tuple(range(pp)) * chunks
 
 
 def even_ranges(num_layers: int, parts: int) -> tuple[Range, ...] | None:
@@ -34,10 +43,17 @@ def even_ranges(num_layers: int, parts: int) -> tuple[Range, ...] | None:
     return tuple(ranges)
 
 
-def as_items(ranges: Sequence[Range], pp: int) -> list[str]:
-    """The ranges of the virtual stages as the file lists them: one text for each physical stage."""
-    pieces = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    return [", ".join(pieces[stage::pp]) for stage in range(pp)]
+def as_texts(ranges: Sequence[Range]) -> list[str]:
+    """Each range as the file writes it."""
+    return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+
+
+def as_items(ranges: Sequence[Range], ranks: Sequence[int]) -> list[str]:
+    """The ranges of the virtual stages, which are on these physical stages, as the file lists them: a text for each."""
+    items: list[list[str]] = [[] for _ in range(max(ranks) + 1)]
+    for rank, text in zip(ranks, as_texts(ranges), strict=True):
+        items[rank].append(text)
+    return [", ".join(texts) for texts in items]
 
 
 @frozen
@@ -75,9 +91,10 @@ def parse_item(item: str, index: int, interleave_num: int) -> list[Range]:
     return ranges
 
 
-def in_virtual_order(by_stage: Sequence[Sequence[Range]]) -> tuple[Range, ...]:
-    """Ranges by physical stage, put into the order of the virtual stages."""
-    return tuple(ranges[chunk] for chunk in range(len(by_stage[0])) for ranges in by_stage)
+def in_virtual_order(by_stage: Sequence[Sequence[Range]], ranks: Sequence[int]) -> tuple[Range, ...]:
+    """Ranges by physical stage and chunk, put into the order of the virtual stages, which are on these stages."""
+    chunks = [iter(ranges) for ranges in by_stage]
+    return tuple(next(chunks[rank]) for rank in ranks)
 
 
 def joined(ranges: Sequence[Range], num_layers: int) -> tuple[Range, ...] | None:

@@ -15,10 +15,11 @@ from pipeline_schedule import Action, Kind
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
 from parallel_trainer.models.config import Qwen3Config, Qwen3MoeConfig, model_config
-from parallel_trainer.parallel.pipeline import schedule
+from parallel_trainer.parallel.pipeline import Order, schedule
 from parallel_trainer.parallel.weights import split_evenly
 
-_CHANGES = {Kind.FORWARD: 1, Kind.BACKWARD: -1}
+# Where a backward is split, what the products need is kept until they are done.
+_CHANGES = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_WEIGHT: -1}
 
 
 def sizes(job: Job) -> Qwen3Config:
@@ -46,15 +47,16 @@ def most_kept(job: Job, rank: int) -> int:
     layers = [stop - start + 1 for start, stop in plan.stage_layers]
     kept = [count * _of_block(job, model) for count in layers]
     kept[last] += _of_head(job, model, mesh.axis("tp").index(rank))
-    program = schedule(plan.pp, plan.interleave_num, plan.num_accumulation_steps).programs[pp_rank]
+    order = Order.of(job.config.parallelism)
+    program = schedule(plan.pp, plan.interleave_num, plan.num_accumulation_steps, order).programs[pp_rank]
     actions = (step for step in program if isinstance(step, Action))
     return max(accumulate(_CHANGES.get(action.kind, 0) * kept[action.stage] for action in actions))
 
 
 def logits_at_work(job: Job, rank: int) -> int:
     """Elements that the head needs beside what it keeps: its logits, and those of its own columns before gathering."""
-    plan, model, mesh = job.plan, model_config(job.config.model), ParallelMesh(job.plan)
-    if mesh.axis("pp").index(rank) < plan.pp - 1:
+    plan, model, mesh = job.plan, sizes(job), ParallelMesh(job.plan)
+    if mesh.axis("pp").index(rank) != plan.stage_ranks[-1]:
         return 0
     first, stop = split_evenly(model.vocab_size, plan.tp, mesh.axis("tp").index(rank))
     gathered = plan.tp > 1 and not job.config.parallelism.enable_loss_parallel

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
 from attrs import frozen
@@ -65,10 +65,10 @@ class Estimate:
         return tuple(unit for chunk in self.chunks for unit in chunk)
 
     @property
-    def stages(self) -> range:
+    def stages(self) -> tuple[int, ...]:
         """The virtual stages that the rank runs."""
-        plan = self.job.plan
-        return range(self.mesh.axis("pp").index(self.rank), plan.pp * plan.interleave_num, plan.pp)
+        own = self.mesh.axis("pp").index(self.rank)
+        return tuple(stage for stage, rank in enumerate(self.job.plan.stage_ranks) if rank == own)
 
     @classmethod
     def of(cls, job: Job, rank: int = 0) -> Estimate:
@@ -83,10 +83,11 @@ class Estimate:
 
         model = build_model(job.config.model, kernels("cpu"))
         stages = stage_units(model.units, job.plan.stage_layers)
-        stage = mesh.axis("pp").index(rank)
+        own = mesh.axis("pp").index(rank)
         chunks = tuple(
             tuple(tuple(held(weight) for weight in unit.weights) for unit in units)
-            for units in stages[stage :: job.plan.pp]
+            for units, at in zip(stages, job.plan.stage_ranks, strict=True)
+            if at == own
         )
         return cls(
             job,
@@ -94,7 +95,7 @@ class Estimate:
             chunks,
             mesh,
             model_size=sum(weight.size for weight in model.weights),
-            shared={name for name, ranks in weight_ranks(stages, job.plan.pp).items() if len(ranks) > 1},
+            shared={name for name, ranks in weight_ranks(stages, job.plan.stage_ranks).items() if len(ranks) > 1},
         )
 
     @classmethod
@@ -106,7 +107,7 @@ class Estimate:
     @property
     def weights(self) -> tuple[HeldWeight, ...]:
         """Every weight once."""
-        return tuple({held.part.weight.name: held for unit in self.units for held in unit}.values())
+        return _once(self.units)
 
     def parameters(self) -> Counter[str]:
         """Elements that the rank holds, by kind."""
@@ -145,12 +146,16 @@ class Estimate:
         plan, size = self.job.plan, self.job.dtype.itemsize
         if plan.fsdp > 1:
             if plan.reshard_after_forward:  # each use by a unit, forward and backward, in each micro-batch
-                used, scatters = [held for unit in self.units for held in unit], plan.num_accumulation_steps
+                gathered = scattered = [held for unit in self.units for held in unit]
+                scatters = plan.num_accumulation_steps
                 gathers = 2 * scatters
-            else:
-                used, gathers, scatters = list(self.weights), 1, 1
-            for held in used:
+            else:  # each weight, and its gradient from each chunk
+                gathered = list(self.weights)
+                scattered = [held for chunk in self.chunks for held in _once(chunk)]
+                gathers = scatters = 1
+            for held in gathered:
                 yield "fsdp", gathers * (held.part.size - held.elements) * size
+            for held in scattered:
                 yield "fsdp", scatters * (plan.fsdp - 1) * held.elements * size
         areas: Counter[tuple[int, bool]] = Counter()
         for held in self.weights:
@@ -174,8 +179,9 @@ class Estimate:
         if plan.cp > 1:
             yield "cp", steps * layers * _attention(self.job, model, tokens)
         if plan.pp > 1:
-            # Activations from the stage before, gradients from the stage after.
-            received = sum((stage > 0) + (stage < last) for stage in self.stages)
+            # Activations from the stage before, gradients from the stage after, if that is on another rank.
+            beside = [other for stage in self.stages for other in (stage - 1, stage + 1) if 0 <= other <= last]
+            received = sum(other not in self.stages for other in beside)
             yield "pp", steps * received * tokens // plan.tp * model.hidden_size * size
 
     def _of_numbers(self) -> Iterator[tuple[str, int]]:
@@ -184,6 +190,10 @@ class Estimate:
         yield "loss", 2 * _all_reduce(plan.data_parallel * plan.cp, 8)
         yield "pp", _all_reduce(plan.pp, 8)
         yield "world", _all_reduce(plan.world_size, 8)
+
+
+def _once(units: Iterable[Iterable[HeldWeight]]) -> tuple[HeldWeight, ...]:
+    return tuple({held.part.weight.name: held for unit in units for held in unit}.values())
 
 
 def _all_reduce(ranks: int, nbytes: int) -> int:

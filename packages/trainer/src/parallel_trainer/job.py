@@ -80,8 +80,9 @@ def degrees(plan: ParallelPlan) -> str:
     if plan.tp > 1:
         parts.append(f"tp {plan.tp}")
     if plan.pp > 1:
-        chunks = f" ({plan.interleave_num} chunks a rank)" if plan.interleave_num > 1 else ""
-        parts.insert(0, f"pp {plan.pp}{chunks}")
+        how = [f"{plan.interleave_num} chunks a rank"] if plan.interleave_num > 1 else []
+        how += [plan.zero_bubble] if plan.zero_bubble != "none" else []
+        parts.insert(0, f"pp {plan.pp} ({', '.join(how)})" if how else f"pp {plan.pp}")
     return " x ".join(parts)
 
 

@@ -19,7 +19,7 @@ from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.context_parallel import build_attention, cut
 from parallel_trainer.parallel.fully_shard import ShardedWeights
-from parallel_trainer.parallel.pipeline import Pipeline, stage_units, weight_ranks
+from parallel_trainer.parallel.pipeline import Order, Pipeline, stage_units, unit_names, weight_ranks
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.step import StepResult, training_step
@@ -58,11 +58,12 @@ class Trainer:
         )
         self.model_weights = model.weights
         stages = stage_units(model.units, plan.stage_layers)
-        self.weight_ranks = weight_ranks(stages, plan.pp)
+        self.weight_ranks = weight_ranks(stages, plan.stage_ranks)
         pp_group = self.groups["pp"]
-        own = stages[pp_group.rank :: plan.pp]
+        names = stage_units(unit_names(len(model.units)), plan.stage_layers)
+        held = [stage for stage, rank in enumerate(plan.stage_ranks) if rank == pp_group.rank]
         self.weights = ShardedWeights(
-            (weight for units in own for unit in units for weight in unit.weights),
+            (weight for stage in held for unit in stages[stage] for weight in unit.weights),
             communicators=self.groups,
             dtype=job.dtype,
             seed=config.training.seed,
@@ -71,13 +72,19 @@ class Trainer:
         )
         self.pipeline = Pipeline(
             [
-                Chunk(units, self.weights, reshard_after_forward=plan.reshard_after_forward, traffic=traffic)
-                for units in own
+                Chunk(
+                    stages[stage],
+                    self.weights,
+                    reshard_after_forward=plan.reshard_after_forward,
+                    names=names[stage],
+                    traffic=traffic,
+                )
+                for stage in held
             ],
             pp_group,
             width=model.config.hidden_size,
             token_ranks=plan.tp,
-            overlap=config.parallelism.pipeline_parallel_overlap_p2p,
+            order=Order.of(config.parallelism),
         )
         beta1, beta2 = config.optimizer.betas
         self.optimizer = AdamW(

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: where the layers go (specification, section 4.4)."""
+"""Pipeline parallelism: where the layers go (specification, section 4.4), and which schedules fit that."""
 
 from __future__ import annotations
 
@@ -18,18 +18,43 @@ from parallel_config.stages import (
     joined,
     parse_item,
     parse_ranges,
+    stage_ranks,
 )
 
 _LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
-_READS = (
-    "parallelism.pipeline_parallel",
-    "parallelism.pipeline_parallel_interleave_num",
-    _LAYERS,
-    "model.num_hidden_layers",
-)
+_PP = "parallelism.pipeline_parallel"
+_CHUNKS = "parallelism.pipeline_parallel_interleave_num"
+_ZERO_BUBBLE = "parallelism.pipeline_parallel_zero_bubble"
+_OVERLAP = "parallelism.pipeline_parallel_overlap_b_f"
+_CHUNKS_OF = {"zbh1": 1, "zbv": 2}
 
 
-@rule(*_READS, decides=("stage_layers",))
+@rule(_PP, _CHUNKS, _ZERO_BUBBLE, _OVERLAP, decides=("stage_ranks",))
+def zero_bubble(facts: Facts) -> Iterator[Problem]:
+    """A zero-bubble schedule has its own number of chunks, and its own order of forwards and backwards."""
+    name, chunks = facts.parallelism.pipeline_parallel_zero_bubble, facts.value(_CHUNKS)
+    if name == "none" or facts.parallelism.pipeline_parallel == 1:
+        return
+    needed = _CHUNKS_OF[name]
+    others = [other for other, number in _CHUNKS_OF.items() if number == chunks]
+    if chunks != needed:
+        choices = [f"pipeline_parallel_interleave_num {needed}", *others, "none"]
+        yield facts.problem(
+            _ZERO_BUBBLE,
+            f"needs pipeline_parallel_interleave_num {needed}, the chunks of a stage in {name}, and it is {chunks}",
+            f"Use {', or '.join(choices)}.",
+            fixes=[*set_each(_ZERO_BUBBLE, [*others, "none"]), *set_each(_CHUNKS, [needed])],
+        )
+    elif facts.parallelism.pipeline_parallel_overlap_b_f:
+        yield facts.problem(
+            _OVERLAP,
+            f"must be false with pipeline_parallel_zero_bubble {name}, which orders forwards and backwards otherwise",
+            "Use false, or pipeline_parallel_zero_bubble none.",
+            fixes=[*set_each(_OVERLAP, [False]), *set_each(_ZERO_BUBBLE, ["none"])],
+        )
+
+
+@rule(_PP, _CHUNKS, _LAYERS, "stage_ranks", "model.num_hidden_layers", decides=("stage_layers",))
 def layers_per_stage(facts: Facts) -> Iterator[Problem]:
     """With pp > 1 the layers are `auto` and divide evenly, or a list that covers each layer exactly once."""
     if facts.parallelism.pipeline_parallel == 1:
@@ -47,7 +72,11 @@ def _proposal(facts: Facts) -> list[str] | None:
     pp, chunks = facts.parallelism.pipeline_parallel, facts.parallelism.pipeline_parallel_interleave_num
     layers = facts.model.num_hidden_layers
     ranges = even_ranges(layers, pp * chunks) if layers is not None else None
-    return as_items(ranges, pp) if ranges else None
+    return as_items(ranges, _ranks(facts, pp, chunks)) if ranges else None
+
+
+def _ranks(facts: Facts, pp: int, chunks: int) -> tuple[int, ...]:
+    return stage_ranks(pp, chunks, facts.parallelism.pipeline_parallel_zero_bubble)
 
 
 def _divides(facts: Facts) -> bool:
@@ -61,11 +90,11 @@ def _fixes(facts: Facts) -> list[Fix]:
     fixes = set_each(_LAYERS, ["auto"]) if _divides(facts) else []
     if items:
         return fixes + set_each(_LAYERS, [items])
-    pp, chunks, layers = _READS[0], _READS[1], facts.model.num_hidden_layers
+    layers = facts.model.num_hidden_layers
     if layers is None:
         return fixes
-    fewer = [size for size in divisors(layers) if size < facts.value(pp)]
-    return fixes + set_each(chunks, [1]) + set_each(pp, near(fewer, facts.value(pp)))
+    fewer = [size for size in divisors(layers) if size < facts.value(_PP)]
+    return fixes + set_each(_CHUNKS, [1]) + set_each(_PP, near(fewer, facts.value(_PP)))
 
 
 def _not_written(facts: Facts) -> Problem:
@@ -131,7 +160,7 @@ def _explicit(facts: Facts, items: tuple[str, ...]) -> Iterator[Problem]:
     if malformed:
         return
     layers = facts.model.num_hidden_layers
-    for fault in coverage_faults(in_virtual_order(by_stage), layers):
+    for fault in coverage_faults(in_virtual_order(by_stage, _ranks(facts, pp, chunks)), layers):
         end = "the last layer" if layers is None else f"num_hidden_layers - 1 = {layers - 1}"
         yield facts.problem(
             _LAYERS,
@@ -150,19 +179,20 @@ def _kept(facts: Facts, items: tuple[str, ...]) -> list[Fix]:
         return []
     if len({len(ranges) for ranges in by_stage}) != 1:
         return []
-    pp, layers = len(by_stage), facts.model.num_hidden_layers
-    ranges = in_virtual_order(by_stage)
-    edits = [
-        Edit(path, number)
-        for path, number in ((_READS[0], pp), (_READS[1], len(by_stage[0])))
-        if facts.value(path) != number
-    ]
+    pp, chunks, layers = len(by_stage), len(by_stage[0]), facts.model.num_hidden_layers
+    if _CHUNKS_OF.get(facts.parallelism.pipeline_parallel_zero_bubble, chunks) != chunks:
+        return []
+    ranks = _ranks(facts, pp, chunks)
+    ranges = in_virtual_order(by_stage, ranks)
+    edits = [Edit(path, number) for path, number in ((_PP, pp), (_CHUNKS, chunks)) if facts.value(path) != number]
     if coverage_faults(ranges, layers):
         moved = joined(ranges, ranges[-1][1] + 1 if layers is None else layers)
+        if not coverage_faults(upwards := tuple(sorted(ranges)), layers):
+            moved = upwards
         if moved is None:
             return []
-        edits.append(Edit(_LAYERS, as_items(moved, pp)))
+        edits.append(Edit(_LAYERS, as_items(moved, ranks)))
     return [tuple(edits)]
 
 
-RULES = (layers_per_stage,)
+RULES = (zero_bubble, layers_per_stage)

@@ -47,6 +47,7 @@ class Parallelism:
     pipeline_parallel_overlap_p2p: bool = False
     pipeline_parallel_overlap_b_f: bool = False
     pipeline_parallel_enable_dxdw_split: bool = setting(False, reserved=True)
+    pipeline_parallel_zero_bubble: str = setting("none", options=("none", "zbh1", "zbv"))
     pipeline_parallel_p2p_transport: str = setting("plain", options=("plain", "auto"))
 
     expert_parallel: int = setting(1, minimum=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 from attrs import frozen
@@ -10,6 +11,7 @@ from device_mesh import Traffic
 from mindspore import Tensor, ops
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.kernels import later
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
 
@@ -22,6 +24,13 @@ class Tape:
     inputs: tuple[Tensor, ...]
 
 
+@frozen(eq=False)
+class Products:
+    """What `Chunk.backward_input` leaves for `Chunk.backward_weight`: for each unit, products by weight."""
+
+    units: tuple[tuple[tuple[ShardedWeight, tuple[later.Product, ...]], ...], ...]
+
+
 class Chunk:
     """Runs units over sharded weights. Several forwards may be under way before their backwards, in any order.
 
@@ -30,7 +39,9 @@ class Chunk:
     reshard_after_forward: True frees a unit's weights after its forward and gathers them again for its backward;
         False keeps them from the first forward of a step until `end_step`, and adds up whole gradients until
         `reduce_gradients`: memory for communication.
-    traffic: is told during which unit's forward or backward ("unit 1 forward") something is communicated.
+    names:   of the units, for `traffic`.
+    traffic: is told during which unit's part of the step something is communicated: "layers.3 forward", or
+        "backward", "backward_input", "backward_weight".
     """
 
     def __init__(
@@ -39,9 +50,11 @@ class Chunk:
         weights: ShardedWeights,
         *,
         reshard_after_forward: bool,
+        names: Sequence[str] | None = None,
         traffic: Traffic | None = None,
     ) -> None:
         self.units = tuple(units)
+        self.names = tuple(names or (f"unit {index}" for index in range(len(units))))
         self.weights = weights
         self.reshard_after_forward = reshard_after_forward
         self._sharded = [tuple(weights[weight.name] for weight in unit.weights) for unit in units]
@@ -61,7 +74,7 @@ class Chunk:
         inputs = []
         for index, unit in enumerate(self.units):
             inputs.append(x)
-            with self._traffic.during(f"unit {index} forward"):
+            with self._traffic.during(f"{self.names[index]} forward"):
                 self._gather(index)
                 x = unit(x, batch, *self._tensors[index])
                 x.asnumpy()  # waits: operators run asynchronously and may still read the weights
@@ -71,17 +84,48 @@ class Chunk:
     def backward(self, tape: Tape, gradient: Tensor) -> Tensor:
         """Given the gradient of `forward`'s result, add all weights' gradients and return the gradient of its `x`."""
         for index in reversed(range(len(self.units))):
-            with self._traffic.during(f"unit {index} backward"):
-                self._gather(index)
-                gradient, *of_weights = self._backwards[index](
-                    tape.inputs[index], tape.batch, *self._tensors[index], gradient
-                )
-                gradient.asnumpy()
+            with self._traffic.during(f"{self.names[index]} backward"):
+                gradient, of_weights = self._backward(index, tape, gradient)
                 for sharded, of_weight in zip(self._sharded[index], of_weights, strict=True):
-                    if sharded.weight.trainable:
-                        self._add(sharded, of_weight.asnumpy())
-                self._release(index)
+                    self._add(sharded, of_weight)
         return gradient
+
+    def backward_input(self, tape: Tape, gradient: Tensor) -> tuple[Tensor, Products]:
+        """Like `backward`, but with the weights' matrix products left for `backward_weight`.
+
+        Gradients that are no such product (of norms, biases, the embedding) are added at once.
+        """
+        left = []
+        for index in reversed(range(len(self.units))):
+            with self._traffic.during(f"{self.names[index]} backward_input"), later.put_off() as products:
+                gradient, of_weights = self._backward(index, tape, gradient)
+                of_unit = []
+                for sharded, tensor, of_weight in zip(
+                    self._sharded[index], self._tensors[index], of_weights, strict=True
+                ):
+                    found = products.of(tensor)
+                    if not found:
+                        self._add(sharded, of_weight)
+                    elif sharded.weight.trainable:
+                        of_unit.append((sharded, found))
+                left.append(tuple(of_unit))
+        return gradient, Products(tuple(left))
+
+    def backward_weight(self, products: Products) -> None:
+        """Compute what `backward_input` left, and add it to the weights' gradients."""
+        for name, of_unit in zip(reversed(self.names), products.units, strict=True):
+            with self._traffic.during(f"{name} backward_weight"):
+                for sharded, found in of_unit:
+                    self._add(sharded, reduce(np.add, (product() for product in found)))
+
+    def _backward(self, index: int, tape: Tape, gradient: Tensor) -> tuple[Tensor, list[np.ndarray]]:
+        """The gradients of a unit's input and of its weights."""
+        self._gather(index)
+        gradient, *of_weights = self._backwards[index](tape.inputs[index], tape.batch, *self._tensors[index], gradient)
+        gradient.asnumpy()
+        arrays = [of_weight.asnumpy() for of_weight in of_weights]
+        self._release(index)
+        return gradient, arrays
 
     def reduce_gradients(self) -> None:
         """Reduce what was added up whole, after the last backward of a step."""
@@ -91,6 +135,8 @@ class Chunk:
 
     def _add(self, sharded: ShardedWeight, gradient: np.ndarray) -> None:
         name = sharded.weight.name
+        if not sharded.weight.trainable:
+            return
         if self.reshard_after_forward or sharded.stays:
             self.weights.add_gradient(sharded, gradient)
         elif name in self._whole_gradients:

@@ -6,18 +6,21 @@ cut is a pipeline of one stage: accumulating gradients over micro-batches is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from attrs import field, frozen
 from device_mesh import Communicator, Request, connect
 from mindspore import Tensor
-from pipeline_schedule import Callbacks, Executor, Message, Schedule, generate, overlap_p2p
+from parallel_config.schema import Parallelism
+from pipeline_schedule import Callbacks, Executor, Message, Schedule, generate, overlap_b_f, overlap_p2p
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.models.unit import Unit
-from parallel_trainer.parallel.chunk import Chunk, Tape
+from parallel_trainer.parallel.chunk import Chunk, Products, Tape
 
 WATCHDOG_SECONDS = 300.0
 """A step of the schedule that takes longer is reported, with what it waits for and where that rank should be."""
@@ -25,14 +28,43 @@ WATCHDOG_SECONDS = 300.0
 StageLayers = Sequence[tuple[int, int]]
 
 
+@frozen
+class Order:
+    """Which schedule a step follows, as the file chooses it.
+
+    zero_bubble: none for interleaved 1F1B, which for one chunk on each rank is 1F1B; zbh1 or zbv.
+    overlap_p2p: receives are posted ahead, and sends completed late.
+    overlap_b_f: a backward and the forward after it are one step of interleaved 1F1B, also for one chunk.
+    """
+
+    zero_bubble: str = "none"
+    overlap_p2p: bool = False
+    overlap_b_f: bool = False
+
+    @classmethod
+    def of(cls, parallelism: Parallelism) -> Order:
+        """The file's choice."""
+        return cls(
+            parallelism.pipeline_parallel_zero_bubble,
+            parallelism.pipeline_parallel_overlap_p2p,
+            parallelism.pipeline_parallel_overlap_b_f,
+        )
+
+
 @lru_cache(maxsize=8)
-def schedule(stages: int, chunks: int, micro_batches: int, *, overlap: bool = False) -> Schedule:
-    """Interleaved 1F1B, which for one chunk on each rank is 1F1B."""
-    made = generate(None, stages, micro_batches, chunks)
-    return overlap_p2p(made) if overlap else made
+def schedule(stages: int, chunks: int, micro_batches: int, order: Order = Order()) -> Schedule:
+    """What `stages` ranks with so many chunks each do with the micro-batches of a step."""
+    name = "interleaved" if order.overlap_b_f else None if order.zero_bubble == "none" else order.zero_bubble
+    made = generate(name, stages, micro_batches, chunks)
+    if order.overlap_b_f:
+        made = overlap_b_f(made)
+    return overlap_p2p(made) if order.overlap_p2p else made
 
 
-def stage_units(units: Sequence[Unit], stage_layers: StageLayers) -> list[tuple[Unit, ...]]:
+U = TypeVar("U")
+
+
+def stage_units(units: Sequence[U], stage_layers: StageLayers) -> list[tuple[U, ...]]:
     """The units of each virtual stage: its layers, with the embedding on the first and the head on the last."""
     embedding, *blocks, head = units
     stages = [tuple(blocks[first : last + 1]) for first, last in stage_layers]
@@ -41,13 +73,21 @@ def stage_units(units: Sequence[Unit], stage_layers: StageLayers) -> list[tuple[
     return stages
 
 
-def weight_ranks(stages: Sequence[Sequence[Unit]], pp: int) -> dict[str, tuple[int, ...]]:
-    """By the name of a weight the pipeline ranks that use it, that of its first stage first; a tied head has two."""
+def unit_names(units: int) -> list[str]:
+    """What the units of a model are called, of which the first is the embedding and the last the head."""
+    return ["embedding", *(f"layers.{layer}" for layer in range(units - 2)), "head"]
+
+
+def weight_ranks(stages: Sequence[Sequence[Unit]], stage_ranks: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """By the name of a weight the pipeline ranks that use it, that of its first stage first; a tied head may have two.
+
+    stage_ranks: the rank of each virtual stage.
+    """
     found: dict[str, tuple[int, ...]] = {}
-    for stage, units in enumerate(stages):
+    for rank, units in zip(stage_ranks, stages, strict=True):
         for weight in (weight for unit in units for weight in unit.weights):
             ranks = found.get(weight.name, ())
-            found[weight.name] = ranks if stage % pp in ranks else (*ranks, stage % pp)
+            found[weight.name] = ranks if rank in ranks else (*ranks, rank)
     return found
 
 
@@ -55,22 +95,22 @@ def weight_ranks(stages: Sequence[Sequence[Unit]], pp: int) -> dict[str, tuple[i
 class Pipeline:
     """The chunks of this rank, and how a step's micro-batches pass them and those of the other ranks.
 
-    chunks:       this rank's chunks, chunk k being virtual stage k · pp + rank.
+    chunks:       this rank's chunks, in the order of their virtual stages.
     group:        the pipeline's ranks, in the order of the stages.
     width:        size of a hidden state; between stages travel arrays (tokens of a rank, width).
     token_ranks:  ranks that share the tokens of a micro-batch between blocks (sequence parallelism).
-    overlap:      receives are posted ahead, and sends completed late.
+    order:        which schedule is followed.
     """
 
     chunks: Sequence[Chunk]
     group: Communicator = field(factory=lambda: connect("single"))
     width: int = 0
     token_ranks: int = 1
-    overlap: bool = False
+    order: Order = Order()
 
     def schedule(self, micro_batches: int) -> Schedule:
         """What all ranks do with so many micro-batches."""
-        return schedule(self.group.size, len(self.chunks), micro_batches, overlap=self.overlap)
+        return schedule(self.group.size, len(self.chunks), micro_batches, self.order)
 
     def run(self, micro_batches: Sequence[MicroBatch], seed: Tensor) -> np.ndarray:
         """Forward and backward of a step: adds the gradients of the losses' sum times `seed` to the weights'.
@@ -79,41 +119,71 @@ class Pipeline:
         Returns the sums of the losses, float64 (losses,), on the rank of the last stage, 0 on others. Collective over
         the group.
         """
-        run = _Run(self, micro_batches, seed)
-        callbacks = Callbacks(
-            forward=run.forward, backward=run.backward, send=run.send, recv=run.recv, isend=run.isend, irecv=run.irecv
-        )
         made = self.schedule(len(micro_batches))
+        run = _Run(self, dict(zip(made.stages[self.group.rank], self.chunks, strict=True)), micro_batches, seed)
+        callbacks = Callbacks(
+            forward=run.forward,
+            backward=run.backward,
+            backward_input=run.backward_input,
+            backward_weight=run.backward_weight,
+            send=run.send,
+            recv=run.recv,
+            isend=run.isend,
+            irecv=run.irecv,
+        )
         losses = Executor(made, self.group.rank, callbacks, watchdog_seconds=WATCHDOG_SECONDS).run()
         return sum((losses[number].asnumpy().astype(np.float64) for number in sorted(losses)), np.zeros(seed.shape))
 
 
 class _Run:
-    """One step: the tapes of the micro-batches that are between their forward and their backward."""
+    """One step: the tapes of the micro-batches that are between their forward and their backward.
 
-    def __init__(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch], seed: Tensor) -> None:
-        self._chunks, self._group = pipeline.chunks, pipeline.group
+    chunks: this rank's, by virtual stage.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        chunks: Mapping[int, Chunk],
+        micro_batches: Sequence[MicroBatch],
+        seed: Tensor,
+    ) -> None:
+        self._chunks, self._group = chunks, pipeline.group
         self._width, self._token_ranks = pipeline.width, pipeline.token_ranks
         self._micro_batches = micro_batches
         self._seed = seed
         self._dtype = seed.asnumpy().dtype
         self._tapes: dict[tuple[int, int], Tape] = {}
-        self._backwards = [0] * len(self._chunks)
+        self._products: dict[tuple[int, int], Products] = {}
+        self._done = Counter[int]()
 
     def forward(self, stage: int, number: int, x: Tensor | None) -> Tensor:
         batch = self._micro_batches[number]
         x = Tensor(batch.input_ids) if x is None else x
-        out, self._tapes[stage, number] = self._chunk(stage).forward(x, batch)
+        out, self._tapes[stage, number] = self._chunks[stage].forward(x, batch)
         return out
 
     def backward(self, stage: int, number: int, gradient: Tensor | None) -> Tensor:
-        chunk = self._chunk(stage)
-        gradient = chunk.backward(self._tapes.pop((stage, number)), self._seed if gradient is None else gradient)
-        place = stage // self._group.size
-        self._backwards[place] += 1
-        if self._backwards[place] == len(self._micro_batches):
-            chunk.reduce_gradients()
+        gradient = self._seed if gradient is None else gradient
+        gradient = self._chunks[stage].backward(self._tapes.pop((stage, number)), gradient)
+        self._count(stage)
         return gradient
+
+    def backward_input(self, stage: int, number: int, gradient: Tensor | None) -> Tensor:
+        gradient = self._seed if gradient is None else gradient
+        tape = self._tapes.pop((stage, number))
+        gradient, self._products[stage, number] = self._chunks[stage].backward_input(tape, gradient)
+        return gradient
+
+    def backward_weight(self, stage: int, number: int) -> None:
+        self._chunks[stage].backward_weight(self._products.pop((stage, number)))
+        self._count(stage)
+
+    def _count(self, stage: int) -> None:
+        """A micro-batch is done with a stage; after the last one, the stage's gradients are complete."""
+        self._done[stage] += 1
+        if self._done[stage] == len(self._micro_batches):
+            self._chunks[stage].reduce_gradients()
 
     def send(self, message: Message, value: Tensor) -> None:
         self._group.send(value.asnumpy(), message.receiver)
@@ -127,9 +197,6 @@ class _Run:
     def irecv(self, message: Message) -> _Arriving:
         array = self._empty(message)
         return _Arriving(array, self._group.irecv(array, message.sender))
-
-    def _chunk(self, stage: int) -> Chunk:
-        return self._chunks[stage // self._group.size]
 
     def _empty(self, message: Message) -> np.ndarray:
         tokens = self._micro_batches[message.microbatch].input_ids.size // self._token_ranks

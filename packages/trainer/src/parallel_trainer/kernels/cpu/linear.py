@@ -1,13 +1,19 @@
-"""Products with a weight matrix, always as two-dimensional BLAS calls, by itself or with the ranks that share it."""
+"""Products with a weight matrix, always as two-dimensional BLAS calls, by itself or with the ranks that share it.
+
+The product that gives the weight its gradient can be put off: see `kernels/later.py`.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from device_mesh import Communicator
 from mindspore import Tensor
 from mindspore.common import _Function
+
+from parallel_trainer.kernels import later
 
 
 class _Linear(_Function):
@@ -29,7 +35,11 @@ class _Linear(_Function):
         if x_needed:
             dx = Tensor.from_numpy(np.matmul(dy_rows, weight.asnumpy()).reshape(x.shape))
         if weight_needed:
-            d_weight = Tensor.from_numpy(np.matmul(dy_rows.T, x.asnumpy().reshape(-1, x.shape[-1])))
+            products = later.running()
+            if products is None:
+                d_weight = Tensor.from_numpy(_product(dy, x))
+            else:
+                products.add(weight, partial(_product, dy, x))
         if bias_needed:
             d_bias = Tensor.from_numpy(dy_rows.sum(axis=0))
         return dx, d_weight, d_bias
@@ -48,9 +58,14 @@ class _LinearReduceScatter(_Function):
         return Tensor.from_numpy(group.reduce_scatter(np.matmul(x.asnumpy(), weight.asnumpy().T)))
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = (tensor.asnumpy() for tensor in ctx.saved_tensors)
-        own = dy.asnumpy()
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x_tensor, weight_tensor = ctx.saved_tensors
+        x, weight, own = (tensor.asnumpy() for tensor in (x_tensor, weight_tensor, dy))
+        products = later.running()
+        if products is not None:
+            gathered = ctx.group.all_gather(own)
+            products.add(weight_tensor, partial(_product, Tensor.from_numpy(gathered), x_tensor))
+            return Tensor.from_numpy(np.matmul(gathered, weight)), None, None
         gathered = np.empty((len(x), own.shape[1]), own.dtype)
         # Under way during the work that this rank's own tokens make possible.
         request = ctx.group.iall_gather(own, out=gathered)
@@ -72,3 +87,8 @@ def linear_reduce_scatter(x: Tensor, weight: Tensor, group: Communicator) -> Ten
 def weight_gradient(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
     """What tokens with inputs x (T, in) and output gradients dy (T, out) add to a weight's gradient, (out, in)."""
     return np.matmul(dy.T, x)
+
+
+def _product(dy: Tensor, x: Tensor) -> np.ndarray:
+    """`weight_gradient` of tensors of any dimensions, (..., out) and (..., in)."""
+    return weight_gradient(dy.asnumpy().reshape(-1, dy.shape[-1]), x.asnumpy().reshape(-1, x.shape[-1]))
