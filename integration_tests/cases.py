@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -332,32 +333,59 @@ def _uneven(ranks: Sequence[int]) -> tuple[str, int]:
     return str([", ".join(pieces) for pieces in items.values()]), ends[-1]
 
 
-class Pipelines:
-    """Pipelines that differ in all that is not asked for: layouts, transfers, resharding, tied heads are drawn."""
+class Meetings:
+    """Chooses values such that every value of one name meets every value of every other name, after few calls."""
 
-    def __init__(self, seed: int) -> None:
-        self._draw = Draw(seed)
+    def __init__(self) -> None:
+        self._met: Counter[tuple[object, ...]] = Counter()
+
+    def __call__(self, fixed: Mapping[str, object], **options: Sequence[object]) -> dict[str, Any]:
+        """One value for each of `options`: those that make most pairs for the first time, with the fixed ones too."""
+        candidates = [dict(zip(options, chosen, strict=True)) for chosen in itertools.product(*options.values())]
+
+        def merit(chosen: dict[str, object]) -> tuple[int, int]:
+            met = [self._met[pair] for pair in _pairs({**fixed, **chosen})]
+            return met.count(0), -sum(met)
+
+        best = max(candidates, key=merit)
+        self._met.update(_pairs({**fixed, **best}))
+        return best
+
+
+def _pairs(values: Mapping[str, object]) -> Iterator[tuple[object, ...]]:
+    return itertools.combinations(values.items(), 2)
+
+
+class Pipelines:
+    """Pipelines that differ in what is not asked for: layouts, transfers, resharding, tied heads meet each other."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[object, Meetings] = {}
+        self._draw = Draw(3)
 
     def __call__(self, pp: int, chunks: int, micro_batches: int, batch: int, **fields: Any) -> Case:
-        """A pipeline of a global batch; `fields` are the case's others, and win over what is drawn."""
-        asked = (fields.get("zero_bubble"), fields.get("paired"))
-        uneven = self._draw(("uneven", pp, asked), False, True)
-        ranks = (*range(pp), *reversed(range(pp))) if fields.get("zero_bubble") == "zbv" else (*range(pp),) * chunks
-        layout, layers = _uneven(ranks) if uneven else ("auto", pp * chunks)
-        choices = {
-            "layout": layout,
-            "overlap": self._draw(("overlap", uneven, asked), False, True),
-            "reshard": self._draw(("reshard", uneven, asked), "default", "always"),
-            "reduction": self._draw(("reduction", uneven, asked), "sum", "mean"),
-            "model": Model(
-                layers=layers,
-                batch=batch,
-                text=self._draw("text", *TEXTS) if "cp" in fields else "plain",
-                tied=self._draw(("tied", uneven, asked), False, True),
-                bias="tp" in fields,
-            ),
-        }
-        return Case(pp=pp, chunks=chunks, accumulation=micro_batches, **(choices | fields))
+        """A pipeline of a global batch; `fields` are the case's others."""
+        zero_bubble, paired = fields.get("zero_bubble", "none"), fields.get("paired")
+        meetings = self._kinds.setdefault((pp, zero_bubble != "none", paired), Meetings())
+        beside = tuple(sorted((name, value) for name, value in fields.items() if name not in ("zero_bubble", "paired")))
+        chosen = meetings(
+            {"chunks": chunks, "micro-batches": micro_batches, "beside": beside},
+            uneven=(False, True),
+            overlap=(False, True),
+            reshard=("default", "always"),
+            reduction=("sum", "mean"),
+            tied=(False, True),
+        )
+        ranks = (*range(pp), *reversed(range(pp))) if zero_bubble == "zbv" else (*range(pp),) * chunks
+        layout, layers = _uneven(ranks) if chosen.pop("uneven") else ("auto", pp * chunks)
+        model = Model(
+            layers=layers,
+            batch=batch,
+            text=self._draw("text", *TEXTS) if "cp" in fields else "plain",
+            tied=chosen.pop("tied"),
+            bias="tp" in fields,
+        )
+        return Case(pp=pp, chunks=chunks, accumulation=micro_batches, layout=layout, model=model, **chosen, **fields)
 
 
 MICRO_BATCHES = {2: (1, 2, 5), 4: (1, 3, 4, 9)}
@@ -377,7 +405,7 @@ PAGE_LAYERS = "['0-1, 4-8', '2-3, 9']"
 
 def _pipeline() -> Iterator[Case]:
     """Every number of stages and chunks with few and many micro-batches, then crossed with the other dimensions."""
-    pipeline = Pipelines(3)
+    pipeline = Pipelines()
     for pp, batch in BATCH.items():
         for chunks, micro_batches in itertools.product((1, 2, 3), MICRO_BATCHES[pp]):
             yield pipeline(pp, chunks, micro_batches, batch)
@@ -387,9 +415,10 @@ def _pipeline() -> Iterator[Case]:
             yield pipeline(pp, 1, micro_batches, batch, zero_bubble="zbh1")
             yield pipeline(pp, 2, micro_batches, batch, zero_bubble="zbv")
         yield Case(pp=pp, accumulation=4, model=Model(dtype="float32", layers=4, batch=36))
-    for degrees in BESIDE_PIPELINE:
+    for number, degrees in enumerate(BESIDE_PIPELINE):
         for chunks, micro_batches in itertools.product((1, 2, 3), MICRO_BATCHES[2]):
             yield pipeline(2, chunks, micro_batches, 20, **degrees)
+        yield pipeline(2, 1 + number % 3, 2 if number < 3 else 5, 20, paired=True, **degrees)
         yield pipeline(2, 1, 5, 20, zero_bubble="zbh1", **degrees)
         yield pipeline(2, 2, 5, 20, zero_bubble="zbv", **degrees)
     # Eight ranks share two cores: each of these crosses something that four ranks cannot.

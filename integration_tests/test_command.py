@@ -182,6 +182,46 @@ def test_rank_that_is_killed_takes_the_job_down(long_run, config: Path) -> None:
     assert running(str(config)) == []
 
 
+FAULT_IN_BACKWARD = """
+import os, signal, time
+if os.environ.get("PMI_RANK") == "1":
+    from parallel_trainer.parallel import pipeline
+    right, calls = pipeline.Chunk.backward, 0
+    def backward(self, tape, gradient):
+        global calls
+        calls += 1
+        if calls == 8:  # the third of five micro-batches of the second step; the other rank waits for its gradient
+            open("fault", "w").write(str(time.time()))
+            {fault}
+        return right(self, tape, gradient)
+    pipeline.Chunk.backward = backward
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "Killed (signal 9)"),
+        ("raise RuntimeError('a fault')", "in backward(stage 1, micro-batch 2), step"),
+    ],
+    ids=["killed", "error"],
+)
+def test_rank_that_dies_amid_a_schedule_takes_the_pipeline_down(
+    corpora: dict[str, str], tmp_path: Path, monkeypatch, fault: str, said: str
+) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(Case(pp=2, accumulation=5, model=Model(batch=10)).yaml(corpora), encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text(FAULT_IN_BACKWARD.format(fault=fault), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    done = call("run", path, "--nproc", "2", "--output", "out", cwd=tmp_path)
+    seconds = time.time() - float((tmp_path / "fault").read_text())
+    assert done.returncode not in (0, None)
+    assert (done.stdout + done.stderr).count(said) == 1, done.stdout + done.stderr
+    assert len(metrics(tmp_path / "out")) == 1
+    assert seconds < 15
+    assert running(str(path)) == []
+
+
 def refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
     """One readable message with these words, a non-zero exit, no traceback."""
     assert done.returncode not in (0, None), done.stdout

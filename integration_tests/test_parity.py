@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,57 @@ def test_choices_of_tensor_parallelism_are_crossed_with_each_other(tp: int) -> N
     splits = {(case.dp_replicate > 1, case.dp_shard > 1, case.cp > 1) for case in cases}
     wanted = {2: 7, 4: 4, 8: 1}  # with 8 ranks in all, what is left splits into so many
     assert len(splits) >= wanted[tp]
+
+
+def _beside(case: Case) -> object:
+    """What a pipeline is crossed with."""
+    cp = (case.method, case.asynchronous) if case.cp > 1 else ()
+    return case.dp_replicate, case.dp_shard, case.tp, case.loss_parallel, *cp
+
+
+# What a step does, and beside what: every value of the one meets every value of the other.
+PIPELINE_CHOICES: dict[str, Choice] = {
+    "chunks": lambda case: case.chunks,
+    "micro-batches": lambda case: case.accumulation,
+    "layout": lambda case: case.layout == "auto",
+    "tied": lambda case: case.model.tied,
+    "overlap": lambda case: case.overlap,
+    "reshard": lambda case: case.reshard,
+    "reduction": lambda case: case.reduction,
+    "beside": _beside,
+}
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("schedule", ["1F1B", "overlap_b_f", "zero bubble"])
+def test_choices_of_pipelines_are_crossed(pp: int, schedule: str) -> None:
+    """Of those that follow a kind of schedule on two or four stages, alone or crossed on four ranks."""
+    kinds = {"1F1B": ("none", False), "overlap_b_f": ("none", True)}
+    zero_bubble = {("zbh1", False), ("zbv", False)}
+    kind = {kinds[schedule]} if schedule in kinds else zero_bubble
+    alone_or_crossed = [case for case in CASES if case.pp == pp and case.world <= 4 and case.model.dtype == "float64"]
+    cases = [case for case in alone_or_crossed if (case.zero_bubble, case.paired) in kind]
+    values = {name: {choice(case) for case in cases} for name, choice in PIPELINE_CHOICES.items()}
+    assert values["chunks"] == ({1, 2} if schedule == "zero bubble" else {1, 2, 3})
+    assert {True, False} == values["layout"] == values["tied"] == values["overlap"]
+    missing = {}
+    for (one, first), (other, second) in itertools.combinations(PIPELINE_CHOICES.items(), 2):
+        if schedule != "1F1B" and other == "beside":
+            continue  # crossed once or twice
+        wanted = set(itertools.product(values[one], values[other]))
+        if lacking := wanted - {(first(case), second(case)) for case in cases}:
+            missing[one, other] = lacking
+    assert missing == {}
+
+
+def test_a_pipeline_beside_another_dimension_has_every_number_of_chunks_and_micro_batches() -> None:
+    """One micro-batch, as many as stages, and a number that they do not divide."""
+    found: dict[object, set[tuple[int, int]]] = {}
+    for case in CASES:
+        if case.pp == 2 and case.world == 4 and case.zero_bubble == "none":
+            found.setdefault(_beside(case), set()).add((case.chunks, case.accumulation))
+    assert len(found) == 6
+    assert all(met == set(itertools.product((1, 2, 3), (1, 2, 5))) for met in found.values())
 
 
 @pytest.mark.timeout(3000)
