@@ -110,6 +110,14 @@ def test_fields_without_effect_are_those_the_file_wrote() -> None:
     )
 
 
+def test_a_field_of_the_pipeline_that_is_overridden_is_named_in_one_message() -> None:
+    text = "parallelism: {pipeline_parallel_microbatch_size: 4, pipeline_parallel_p2p_transport: auto}" + MODEL
+    with pytest.warns(ConfigWarning) as caught:
+        config = loads(text)
+    assert fields_without_effect(config) == ("parallelism.pipeline_parallel_p2p_transport",)
+    assert ["microbatch_size (reserved)" in str(warning.message) for warning in caught] == [True]
+
+
 @pytest.mark.parametrize(
     ("params", "compute", "expected", "noted"),
     [
