@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
@@ -34,6 +35,9 @@ parallelism:
   pipeline_parallel_interleave_num: {chunks}
   pipeline_parallel_layers_per_stage: {layout}
   pipeline_parallel_overlap_p2p: {overlap}
+  expert_parallel: {ep}
+  moe_token_dispatcher_type: {dispatcher}
+  npu_nums_per_device: {node}
   pipeline_parallel_overlap_b_f: {paired}
   pipeline_parallel_zero_bubble: {zero_bubble}
 training:
@@ -43,18 +47,13 @@ training:
   max_norm: 0.5
   seed: 7
 model:
-  model_type: qwen3
-  architectures: Qwen3ForCausalLM
-  vocab_size: {vocab}
+{architecture}  vocab_size: {vocab}
   seq_length: {seq}
   max_position_embeddings: {seq}
   hidden_size: 20
   intermediate_size: 24
-  attention_bias: {bias}
   num_hidden_layers: {layers}
   num_attention_heads: 8
-  num_key_value_heads: {kv_heads}
-  head_dim: 6
   initializer_range: 0.1
   tie_word_embeddings: {tied}
   params_dtype: {dtype}
@@ -85,6 +84,54 @@ train_dataset:
       create_compressed_eod_mask: {compressed}
 """
 
+_QWEN3 = """
+  model_type: qwen3
+  architectures: Qwen3ForCausalLM
+  num_key_value_heads: {kv_heads}
+  head_dim: 6
+  attention_bias: {bias}
+"""
+
+_QWEN3_MOE = """
+  model_type: qwen3_moe
+  architectures: Qwen3MoeForCausalLM
+  num_key_value_heads: {kv_heads}
+  head_dim: 6
+  num_experts: {experts}
+  num_experts_per_tok: {top_k}
+  moe_intermediate_size: 10
+  norm_topk_prob: true
+"""
+
+# Four groups of experts, of which a token may choose from two, or from one if it takes one expert.
+_DEEPSEEK_V3 = """
+  model_type: deepseek_v3
+  architectures: DeepseekV3ForCausalLM
+  num_key_value_heads: 8
+  q_lora_rank: 10
+  kv_lora_rank: 6
+  qk_nope_head_dim: 6
+  qk_rope_head_dim: 4
+  v_head_dim: 5
+  n_routed_experts: {experts}
+  num_experts_per_tok: {top_k}
+  n_shared_experts: 1
+  moe_intermediate_size: 10
+  first_k_dense_replace: 1
+  n_group: 4
+  topk_group: {groups}
+  norm_topk_prob: true
+  routed_scaling_factor: 2.5
+  moe_router_enable_expert_bias: true
+  moe_router_bias_update_rate: 0.02
+  moe_router_load_balancing_type: sub_seq_aux_loss
+  moe_aux_loss_coeff: 0.1
+  num_nextn_predict_layers: {mtp}
+  mtp_loss_scaling_factor: 0.3
+"""
+
+ARCHITECTURES = {"qwen3": _QWEN3, "qwen3_moe": _QWEN3_MOE, "deepseek_v3": _DEEPSEEK_V3}
+
 TEXTS = ("plain", "packed", "long", "padded")
 """What samples look like. plain and packed: documents of 1 to 60 tokens, seen as one or kept apart in attention. long:
 a sample is a piece of one document. padded: half of the tokens and more are padding, kept apart like a document."""
@@ -101,13 +148,35 @@ class Model:
     bias: bool = False
     layers: int = 2
     batch: int = GLOBAL_BATCH
+    architecture: str = "qwen3"
+    experts: int = 8
+    top_k: int = 2
+    mtp: int = 0
 
     @property
     def name(self) -> str:
-        parts = [self.dtype, "tied" if self.tied else "untied", f"kv{self.kv_heads}", self.text]
+        parts = [] if self.architecture == "qwen3" else [self.architecture, f"top{self.top_k}of{self.experts}"]
+        parts += ["mtp"] if self.mtp else []
+        parts += [self.dtype, "tied" if self.tied else "untied", f"kv{self.kv_heads}", self.text]
         parts += ["bias"] if self.bias else []
         parts += [f"{self.layers}layers-batch{self.batch}"] if (self.layers, self.batch) != (2, GLOBAL_BATCH) else []
         return "-".join(parts)
+
+    @property
+    def section(self) -> str:
+        """The lines of the model section that depend on the architecture."""
+        return (
+            ARCHITECTURES[self.architecture]
+            .lstrip("\n")
+            .format(
+                kv_heads=self.kv_heads,
+                bias=_flag(self.bias),
+                experts=self.experts,
+                top_k=self.top_k,
+                groups=min(self.top_k, 2),
+                mtp=self.mtp,
+            )
+        )
 
 
 @frozen
@@ -127,6 +196,8 @@ class Case:
     chunks: int = 1
     layout: str = "auto"
     overlap: bool = False
+    ep: int = 1
+    node: int | None = None
     paired: bool = False
     zero_bubble: str = "none"
     reduction: str = "sum"
@@ -144,12 +215,13 @@ class Case:
         context = [f"{self.method} context parallel"] if self.cp > 1 else []
         kind = "zero-bubble" if self.zero_bubble != "none" else "interleaved" if self.chunks > 1 else ""
         pipeline = [f"{kind} pipeline".strip()] if self.pp > 1 else []
-        return " x ".join([*pipeline, *(["tensor parallel"] if self.tp > 1 else []), *context, "FSDP, HSDP"])
+        experts = ["expert parallel"] if self.ep > 1 else []
+        return " x ".join([*pipeline, *experts, *(["tensor parallel"] if self.tp > 1 else []), *context, "FSDP, HSDP"])
 
     @property
     def degrees(self) -> str:
         """The plan's degrees as the tables show them."""
-        names = ("pp", "chunks", "dp_replicate", "dp_shard", "cp", "tp")
+        names = ("pp", "chunks", "dp_replicate", "dp_shard", "cp", "tp", "ep")
         shown = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
         return " x ".join(shown) or "one rank"
 
@@ -161,6 +233,8 @@ class Case:
             parts += [self.zero_bubble] if self.zero_bubble != "none" else []
             parts += [] if self.layout == "auto" else ["uneven"]
             parts += [*(["overlap"] if self.overlap else []), *(["paired"] if self.paired else [])]
+        parts += [f"ep{self.ep}"] if self.ep > 1 else []
+        parts += [f"nodes-of-{self.node}"] if self.node else []
         parts += ["lossparallel"] if self.loss_parallel else []
         if self.cp > 1:
             parts += [self.method + (str(self.ulysses) if self.method == "hybrid" else ""), self.order]
@@ -187,6 +261,10 @@ class Case:
             chunks=self.chunks,
             layout=self.layout if self.pp > 1 else "null",
             overlap=_flag(self.overlap),
+            ep=self.ep,
+            dispatcher="alltoall_deredundancy" if self.node else "alltoall",
+            node=self.node or 8,
+            architecture=self.model.section,
             paired=_flag(self.paired),
             zero_bubble=self.zero_bubble,
             tp=self.tp,
@@ -194,9 +272,7 @@ class Case:
             local_batch=self.model.batch // (self.dp_replicate * self.dp_shard * self.accumulation),
             vocab=VOCAB_SIZE,
             seq=SEQ_LENGTH,
-            kv_heads=self.model.kv_heads,
             tied=_flag(self.model.tied),
-            bias=_flag(self.model.bias),
             dtype=self.model.dtype,
             causal=_flag(not compressed),
             samples=STEPS * self.model.batch,
@@ -439,5 +515,84 @@ def _pipeline() -> Iterator[Case]:
         )
 
 
-CASES = tuple(dict.fromkeys((*_data_parallel(), *_context_parallel(), *_tensor_parallel(), *_pipeline())))
+_EXPERT_MODELS = (
+    Model(architecture="qwen3_moe", experts=8, top_k=2, kv_heads=4),
+    Model(architecture="qwen3_moe", experts=16, top_k=4, text="padded"),
+    Model(architecture="deepseek_v3", experts=8, top_k=2),
+    Model(architecture="deepseek_v3", experts=16, top_k=4, text="padded", tied=True),
+    Model(architecture="deepseek_v3", experts=8, top_k=1, text="packed", mtp=1),
+    Model(architecture="deepseek_v3", experts=16, top_k=2, text="plain", mtp=1, tied=True),
+)
+"""Where text is padded, half of all tokens are alike and go to the same few experts."""
+
+# The degrees that share the ranks of experts, and how many of them form a group of experts.
+_EXPERT_SPLITS: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
+    ({"dp_shard": 2}, (1, 2)),
+    ({"dp_replicate": 2}, (1,)),
+    ({"cp": 2}, (2,)),
+    ({"tp": 2}, (1, 2)),
+    ({"pp": 2}, (1,)),
+    ({"dp_shard": 4}, (2, 4)),
+    ({"dp_replicate": 2, "dp_shard": 2}, (2,)),
+    ({"cp": 4}, (4,)),
+    ({"tp": 4}, (2, 4)),
+    ({"dp_shard": 2, "tp": 2}, (2, 4)),
+    ({"cp": 2, "tp": 2}, (1, 2, 4)),
+    ({"dp_shard": 2, "cp": 2}, (4,)),
+    ({"pp": 2, "dp_shard": 2}, (2,)),
+    ({"pp": 2, "tp": 2}, (2,)),
+    ({"pp": 2, "cp": 2}, (2,)),
+    ({"dp_shard": 2, "tp": 4}, (2, 8)),  # the specification's first example, and all ranks
+    ({"dp_shard": 4, "tp": 2}, (4,)),  # its second, on half as many ranks
+    ({"dp_shard": 8}, (8,)),
+    ({"tp": 8}, (4, 8)),
+    ({"cp": 8}, (8,)),
+    ({"dp_shard": 2, "cp": 2, "tp": 2}, (4, 8)),
+    ({"dp_replicate": 2, "dp_shard": 2, "tp": 2}, (4,)),
+    ({"pp": 2, "dp_shard": 2, "tp": 2}, (4,)),
+    ({"pp": 2, "cp": 2, "tp": 2}, (2,)),
+)
+
+
+def _expert_parallel() -> Iterator[Case]:
+    """Experts over every combination of the other dimensions, with the plain and the redundancy-free dispatcher."""
+    draw = Draw(4)
+    for degrees, groups in _EXPERT_SPLITS:
+        world = math.prod(degrees.values())
+        for ep in groups:
+            nodes = (None, *(node for node in (2, 4) if node <= ep))
+            # Eight ranks share two cores: they run one of these.
+            for node in nodes if world < 8 else (draw((ep, "node"), *nodes),):
+                model = draw((world, "model"), *_EXPERT_MODELS)
+                if "pp" in degrees:
+                    model = evolve(model, layers=4)
+                yield Case(
+                    **degrees,
+                    ep=ep,
+                    node=node,
+                    chunks=2 if "pp" in degrees else 1,
+                    accumulation=3 if "pp" in degrees else draw((world, "accumulation"), 1, 3),
+                    method=draw("method", "colossal", "ulysses") if "cp" in degrees else "colossal",
+                    asynchronous="cp" in degrees and draw("asynchronous", False, True),
+                    loss_parallel="tp" in degrees and draw("loss_parallel", False, True),
+                    reduction=draw("reduction", "sum", "mean"),
+                    reshard=draw("reshard", "default", "never"),
+                    model=model,
+                )
+    for zero_bubble, chunks in (("zbh1", 1), ("zbv", 2)):
+        yield Case(
+            pp=2,
+            dp_shard=2,
+            ep=2,
+            chunks=chunks,
+            accumulation=3,
+            zero_bubble=zero_bubble,
+            model=evolve(_EXPERT_MODELS[-1], layers=4),
+        )
+    yield Case(dp_shard=2, ep=2, model=evolve(_EXPERT_MODELS[0], dtype="float32"))
+
+
+CASES = tuple(
+    dict.fromkeys((*_data_parallel(), *_context_parallel(), *_tensor_parallel(), *_pipeline(), *_expert_parallel()))
+)
 BASELINES = tuple({case.model: None for case in CASES})

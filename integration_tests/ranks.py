@@ -23,19 +23,17 @@ from device_mesh import Communicator, abort_on_error, connect
 from parallel_config import loads
 from parallel_trainer.cli.verify import largest_weight_difference
 from parallel_trainer.job import prepare
-from parallel_trainer.trace import Trace, describe
+from parallel_trainer.trace import Trace
 from parallel_trainer.trainer import Trainer
 
 
 def trace(case: Case, corpora: Mapping[str, str], communicator: Communicator) -> tuple[Trace, bool]:
     """Train a case; also whether the ranks ever had different numbers of valid tokens in a step."""
     trainer = Trainer(prepare(loads(case.yaml(corpora)), communicator.size), communicator)
-    results = [trainer.train_step() for _ in range(STEPS)]
-    weights = dict(trainer.full_values())
-    losses, norms = ([getattr(result, name) for result in results] for name in ("loss", "grad_norm"))
+    trained = Trace.record(trainer, STEPS)
     own = [sum(batch.valid_tokens() for batch in trainer.micro_batches(step)) for step in range(STEPS)]
     lowest, highest = (communicator.all_reduce(np.array(own), op) for op in ("min", "max"))
-    return Trace(describe(trainer.job.plan), tuple(losses), tuple(norms), weights), bool((lowest < highest).any())
+    return trained, bool((lowest < highest).any())
 
 
 def differences(alone: Trace, together: Trace) -> dict[str, float]:
@@ -44,6 +42,10 @@ def differences(alone: Trace, together: Trace) -> dict[str, float]:
     for name in ("losses", "grad_norms"):
         one, many = np.array(getattr(alone, name)), np.array(getattr(together, name))
         found[name] = float(np.max(np.abs(many - one) / np.abs(one)))
+    for name, values in alone.other_losses.items():
+        one, many = np.array(values), np.array(together.other_losses[name])
+        found["losses"] = max(found["losses"], float(np.max(np.abs(many - one) / np.maximum(np.abs(one), 1e-300))))
+    found["loads"] = float(np.abs(alone.tokens_per_expert - together.tokens_per_expert).max(initial=0))
     found["weights"] = largest_weight_difference(alone.weights, together.weights)[2]
     return found
 

@@ -46,8 +46,15 @@ def test_ranks_that_mpi_does_not_connect_do_not_train_copies(size: str, rank: st
     assert "started 4" not in said[1]
 
 
-def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5) -> Trace:
-    return Trace("1 rank", (3.0, loss), (4.0, norm), {"a": np.array([0.25, 0.125]), "b": np.array([weight, -1.0])})
+def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5, mtp: float = 5.0, load: int = 3) -> Trace:
+    return Trace(
+        "1 rank",
+        (3.0, loss),
+        (4.0, norm),
+        {"a": np.array([0.25, 0.125]), "b": np.array([weight, -1.0])},
+        {"mtp_loss": (6.0, mtp)},
+        np.array([[[4, 2]], [[load, 6 - load]]]),
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,10 @@ def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5) -> Trace:
         (trace(loss=2.0 + 1e-12), "float64", True),
         (trace(loss=2.0 + 1e-8), "float64", False),
         (trace(norm=1.0 + 1e-8), "float64", False),
+        (trace(mtp=5.0 + 1e-7), "float64", False),
+        (trace(mtp=5.0 + 1e-12), "float64", True),
+        (trace(load=4), "float64", False),
+        (trace(load=4), "float32", False),
         (trace(weight=0.5 + 1e-8), "float64", False),
         (trace(loss=float("nan")), "float64", False),
         (trace(weight=float("nan")), "float64", False),
@@ -68,6 +79,14 @@ def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5) -> Trace:
 def test_verdict(other: Trace, dtype: str, equal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     assert _compare(trace(), other, dtype) is equal
     assert ("DIFFERENT" in capsys.readouterr().out) is not equal
+
+
+def test_verdict_names_what_routers_did_differently(capsys: pytest.CaptureFixture[str]) -> None:
+    _compare(trace(), trace(load=5), "float64")
+    shown = capsys.readouterr().out
+    assert "mtp_loss of each step, 1 rank: 6.000000000000, 5.000000000000" in shown
+    assert "Of 12 choices of experts, the plan made 2 differently" in shown
+    assert "DIFFERENT: loads of experts by 2 choices" in shown
 
 
 def test_weight_that_is_not_a_number_is_the_largest_difference() -> None:
@@ -87,4 +106,6 @@ def test_trace_survives_saving(tmp_path) -> None:
     before.save(tmp_path)
     after = Trace.load(tmp_path)
     assert (after.losses, after.grad_norms) == (before.losses, before.grad_norms)
+    assert after.other_losses == before.other_losses
+    np.testing.assert_array_equal(after.tokens_per_expert, before.tokens_per_expert)
     np.testing.assert_array_equal(after.weights["b"], before.weights["b"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from parallel_config import ConfigError, ConfigWarning, loads, plan
+from parallel_config import ConfigError, ConfigWarning, loads
 from parallel_trainer.errors import UserError
 from parallel_trainer.precision import compute_dtype
 from parallel_trainer.support import fields_without_effect, refusals
@@ -24,18 +24,13 @@ model:
 """
 
 
-def refusal(text: str, world_size: int = 8) -> str:
-    config = loads(text + MODEL)
-    return "\n".join(map(str, refusals(config, plan(config, world_size))))
+def refusal(text: str) -> str:
+    return "\n".join(map(str, refusals(loads(text + MODEL))))
 
 
-def test_dimension_that_cannot_run_yet_is_refused_by_name() -> None:
-    config = loads("parallelism:\n  expert_parallel: 2" + MODEL + "  n_routed_experts: 8\n", "run.yaml")
-    (problem,) = refusals(config, plan(config, 8))
-    assert str(problem) == (
-        "run.yaml:2:20: parallelism.expert_parallel 2 must be 1: expert parallelism cannot run yet. "
-        "Use expert_parallel 1."
-    )
+def test_what_cannot_run_yet_is_refused_at_its_place_in_the_file() -> None:
+    (problem,) = refusals(loads("optimizer:\n  type: Muon\n" + MODEL, "run.yaml"))
+    assert str(problem).startswith("run.yaml:2:9: optimizer.type Muon must be AdamW")
 
 
 @pytest.mark.parametrize(
@@ -74,14 +69,8 @@ def test_documents_that_would_not_be_kept_apart_are_refused(fields: str, named: 
 def test_model_that_waits_for_ends_of_documents_which_the_data_does_not_give_is_refused() -> None:
     text = DATA.format("reset_position_ids: true") + MODEL + "  use_eod_attn_mask_compression: true\n"
     config = loads(text)
-    (problem,) = refusals(config, plan(config, 1))
+    (problem,) = refusals(config)
     assert "create_compressed_eod_mask: true, which sets both" in str(problem)
-
-
-def test_data_parallel_plans_are_accepted() -> None:
-    for shard in (-1, 1, 2, 4, 8):
-        config = loads(f"parallelism: {{data_parallel_shard: {shard}}}" + MODEL)
-        assert list(refusals(config, plan(config, 8))) == []
 
 
 def test_fields_without_effect_are_those_the_file_wrote() -> None:

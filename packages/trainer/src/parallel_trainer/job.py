@@ -13,6 +13,7 @@ from parallel_trainer.data.gpt_dataset import Dataset
 from parallel_trainer.data.loader import BatchLoader, build_dataset
 from parallel_trainer.errors import UserError
 from parallel_trainer.models.config import model_config
+from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.optim.schedules import Schedule, build_schedule
 from parallel_trainer.precision import compute_dtype
 from parallel_trainer.support import fields_without_effect, refusals
@@ -28,6 +29,7 @@ class Job:
 
     config:   the file.
     plan:     what it means for this world size.
+    model:    sizes of the model.
     dtype:    float32 or float64, of weights and arithmetic.
     schedule: learning rate by step.
     dataset:  samples by number; only its index is in memory.
@@ -36,6 +38,7 @@ class Job:
 
     config: TrainConfig
     plan: ParallelPlan
+    model: ModelConfig
     dtype: np.dtype
     schedule: Schedule
     dataset: Dataset
@@ -79,6 +82,8 @@ def degrees(plan: ParallelPlan) -> str:
         parts.append(f"cp {plan.cp} ({', '.join(how)})")
     if plan.tp > 1:
         parts.append(f"tp {plan.tp}")
+    if plan.ep > 1:
+        parts.append(f"ep {plan.ep} (efsdp {plan.efsdp})")
     if plan.pp > 1:
         how = [f"{plan.interleave_num} chunks a rank"] if plan.interleave_num > 1 else []
         how += [plan.zero_bubble] if plan.zero_bubble != "none" else []
@@ -97,7 +102,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     missing = [name for name in _NEEDED_SECTIONS if name not in written_fields(config)]
     if missing:
         raise UserError(f"The file has no {', no '.join(missing)}: training needs these sections, planning does not.")
-    found = [str(problem) for problem in refusals(config, parallel_plan)]
+    found = [str(problem) for problem in refusals(config)]
 
     def attempt(build: Callable[[], T]) -> T | None:
         try:
@@ -118,7 +123,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     ignored = fields_without_effect(config)
     if ignored:
         notes.append(f"The file sets fields that have no effect in this version: {', '.join(ignored)}.")
-    return Job(config, parallel_plan, chosen, schedule, dataset, tuple(notes))
+    return Job(config, parallel_plan, model, chosen, schedule, dataset, tuple(notes))
 
 
 def _schedule(config: TrainConfig) -> Schedule:

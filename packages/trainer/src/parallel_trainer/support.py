@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallel_config import ParallelPlan, Problem, TrainConfig, inert_fields, written_fields
+from parallel_config import Problem, TrainConfig, inert_fields, written_fields
 
 from parallel_trainer.models.config import CONFIGS
 
 
-def refusals(config: TrainConfig, plan: ParallelPlan) -> Iterator[Problem]:
+def refusals(config: TrainConfig) -> Iterator[Problem]:
     """Everything in a valid file that this version cannot train with, outside model and data, with its place."""
     refuse, optimizer = config.source.problem, config.optimizer
-    if plan.ep > 1:
-        yield refuse(
-            "parallelism.expert_parallel",
-            plan.ep,
-            "must be 1: expert parallelism cannot run yet",
-            "Use expert_parallel 1.",
-        )
     if "lora_config" in written_fields(config):
         rule = "must be left out: low-rank adapters cannot be trained yet"
         yield refuse("lora_config", None, rule, "Remove the section to train all weights.", at_key=True)
@@ -73,7 +66,7 @@ def _under(section: str, *names: str) -> frozenset[str]:
 # each model has of its own.
 _ACTED_ON = (
     _under("parallelism", "data_parallel_shard", "reshard_after_forward_policy", "disable_gradient_division")
-    | _under("parallelism", "expert_parallel")
+    | _under("parallelism", "expert_parallel", "moe_token_dispatcher_type", "npu_nums_per_device")
     | _under("parallelism", "pipeline_parallel", "pipeline_parallel_interleave_num")
     | _under("parallelism", "pipeline_parallel_layers_per_stage", "pipeline_parallel_overlap_p2p")
     | _under("parallelism", "pipeline_parallel_overlap_b_f", "pipeline_parallel_zero_bubble")

@@ -6,6 +6,7 @@ import argparse
 import json
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -16,19 +17,52 @@ from parallel_config import ConfigError, ParallelPlan, TrainConfig, load
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import degrees, prepare
 
+if TYPE_CHECKING:
+    from parallel_trainer.trainer import Trainer
+
 
 @frozen(eq=False)
 class Trace:
-    """What ran, losses and gradient norms of each step, and the weights after the last."""
+    """What ran, losses and gradient norms of each step, and the weights after the last.
+
+    other_losses:      those of multi-token prediction and balancing by name, for a model that has them.
+    tokens_per_expert: int64 (steps, layers with experts, experts); () without experts.
+    """
 
     plan: str
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     weights: dict[str, np.ndarray]
+    other_losses: dict[str, tuple[float, ...]]
+    tokens_per_expert: np.ndarray
+
+    @classmethod
+    def record(cls, trainer: Trainer, steps: int) -> Trace:
+        """Train so many steps. Collective over the world."""
+        results, loads = [], []
+        for _ in range(steps):
+            results.append(trainer.train_step())
+            if trainer.loads is not None:
+                loads.append(trainer.loads.tokens_per_expert)
+        others = {name: tuple(getattr(result, name) for result in results) for name in ("mtp_loss", "balance_loss")}
+        return cls(
+            describe(trainer.job.plan),
+            tuple(result.loss for result in results),
+            tuple(result.grad_norm for result in results),
+            dict(trainer.full_values()),
+            {name: values for name, values in others.items() if None not in values},
+            np.array(loads, np.int64),
+        )
 
     def save(self, folder: Path) -> None:
         """Write the trace into a folder that exists."""
-        steps = {"plan": self.plan, "losses": self.losses, "grad_norms": self.grad_norms}
+        steps = {
+            "plan": self.plan,
+            "losses": self.losses,
+            "grad_norms": self.grad_norms,
+            "other_losses": self.other_losses,
+            "tokens_per_expert": self.tokens_per_expert.tolist(),
+        }
         np.savez(folder / "weights.npz", **self.weights)
         (folder / "steps.json").write_text(json.dumps(steps), encoding="utf-8")
 
@@ -37,7 +71,14 @@ class Trace:
         """Read what `save` wrote."""
         steps = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
         with np.load(folder / "weights.npz") as weights:
-            return cls(steps["plan"], tuple(steps["losses"]), tuple(steps["grad_norms"]), dict(weights))
+            return cls(
+                steps["plan"],
+                tuple(steps["losses"]),
+                tuple(steps["grad_norms"]),
+                dict(weights),
+                {name: tuple(values) for name, values in steps["other_losses"].items()},
+                np.array(steps["tokens_per_expert"], np.int64),
+            )
 
 
 def on_one_rank(config: TrainConfig) -> TrainConfig:
@@ -67,17 +108,9 @@ def main(argv: list[str] | None = None) -> None:
 
         config = load(args.config)
         job = prepare(on_one_rank(config) if args.one_rank else config, communicator.size, dtype=args.dtype)
-        trainer = Trainer(job, communicator)
-        results = [trainer.train_step() for _ in range(args.steps)]
-        first = communicator.rank == 0
-        weights = {name: values for name, values in trainer.full_values() if first}
-        if first:
-            Trace(
-                describe(job.plan),
-                tuple(result.loss for result in results),
-                tuple(result.grad_norm for result in results),
-                weights,
-            ).save(args.folder)
+        trace = Trace.record(Trainer(job, communicator), args.steps)
+        if communicator.rank == 0:
+            trace.save(args.folder)
 
 
 if __name__ == "__main__":

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import mindspore as ms
 import numpy as np
+from attrs import evolve
 from device_mesh import AxisCommunicators, Communicator, ParallelMesh, Traffic
+from moe_dispatch import AllToAllDispatcher, DeredundantDispatcher
 from parallel_config.schema import Optimizer
 
-from parallel_trainer.batch import MicroBatch
+from parallel_trainer.batch import MicroBatch, look_ahead
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
+from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.context_parallel import build_attention, cut
-from parallel_trainer.parallel.fully_shard import ShardedWeights
+from parallel_trainer.parallel.expert_parallel import (
+    Dispatcher,
+    ExpertLoads,
+    ExpertParallel,
+    RoutingRecord,
+    update_biases,
+)
+from parallel_trainer.parallel.fully_shard import ShardedWeights, averaging_divisor
 from parallel_trainer.parallel.pipeline import Order, Pipeline, stage_units, unit_names, weight_ranks
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
@@ -31,6 +41,8 @@ class Trainer:
     job:          what to run, from `prepare`.
     communicator: the world, of `job.plan.world_size` ranks.
     traffic:      writes down what is communicated, by mesh axis and by unit; nothing does if left out.
+
+    `loads` is what routers did in the last step, None for a model without experts.
 
     >>> trainer = Trainer(job, connect("mpi"))          # doctest: +SKIP
     >>> result = trainer.train_step()                   # doctest: +SKIP
@@ -46,17 +58,21 @@ class Trainer:
         self.job = job
         self.step = 0
         self.skipped = 0
+        self.loads: ExpertLoads | None = None
         self.mesh = ParallelMesh(plan)
         self.groups = AxisCommunicators(self.mesh, communicator, traffic)
         cpu = kernels("cpu")
         cp_group = self.groups["cp"]
+        average = not config.parallelism.disable_gradient_division
+        self.expert_parallel = self._expert_parallel(cpu, averaging_divisor(self.groups) if average else 1)
         model = build_model(
             config.model,
             cpu,
             attention=build_attention(cpu, plan, job.seq_length, cp_group),
             tp=TensorParallel(cpu, self.groups["tp"], loss_parallel=config.parallelism.enable_loss_parallel),
+            ep=self.expert_parallel,
         )
-        self.model_weights = model.weights
+        self.model = model
         stages = stage_units(model.units, plan.stage_layers)
         self.weight_ranks = weight_ranks(stages, plan.stage_ranks)
         pp_group = self.groups["pp"]
@@ -68,8 +84,13 @@ class Trainer:
             dtype=job.dtype,
             seed=config.training.seed,
             sharers=_sharers(self.weight_ranks, pp_group),
-            average=not config.parallelism.disable_gradient_division,
+            average=average,
         )
+        self.biases = {
+            layer: self.weights[weight.name]
+            for layer, weight in model.expert_biases.items()
+            if weight.name in self.weights
+        }
         self.pipeline = Pipeline(
             [
                 Chunk(
@@ -109,8 +130,14 @@ class Trainer:
             optimizer=self.optimizer,
             lr=self.lr,
             max_norm=training.max_norm,
+            loss_weights=self.model.loss_weights,
             skip_non_finite=training.use_skip_step_on_nan,
         )
+        if self.job.model.expert_layers:
+            self.loads = self.expert_parallel.record.collect(self.groups["world"])
+            result = evolve(result, balance_loss=self.loads.balance_loss)
+            if result.updated:
+                update_biases(self.biases, self.loads, self.model.bias_update_rate)
         self.step += 1
         self.skipped = 0 if result.updated else self.skipped + 1
         if self.skipped >= training.max_consecutive_skipped_steps > 0:
@@ -122,7 +149,28 @@ class Trainer:
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """What this rank trains on in a step: its rows, and its part of their tokens."""
-        return [cut(batch, self.shard) for batch in self.loader.micro_batches(step)]
+        batches: Iterable[MicroBatch] = self.loader.micro_batches(step)
+        if len(self.model.losses) > 1:
+            batches = map(look_ahead, batches)
+        return [cut(batch, self.shard) for batch in batches]
+
+    def _expert_parallel(self, kernels: Kernels, divisor: int) -> ExpertParallel:
+        """The experts' ranks, and how tokens travel between them. Collective over the world."""
+        job, sizes, routing = self.job, self.job.config.parallelism, self.job.model.routing
+        dispatcher: Dispatcher | None = None
+        if routing and sizes.moe_token_dispatcher_type == "alltoall_deredundancy":
+            dispatcher = DeredundantDispatcher(self.groups["ep"], routing.experts, sizes.npu_nums_per_device)
+        elif routing:
+            dispatcher = AllToAllDispatcher(self.groups["ep"], routing.experts)
+        return ExpertParallel(
+            kernels,
+            dispatcher,
+            RoutingRecord(job.model.expert_layers, routing.experts if routing else 0),
+            cp=self.groups["cp"],
+            tp=self.groups["tp"],
+            sequences=job.plan.global_batch_size,
+            divisor=divisor,
+        )
 
     @property
     def lr(self) -> float:
@@ -132,7 +180,7 @@ class Trainer:
     def full_values(self) -> Iterator[tuple[str, np.ndarray]]:
         """Name and full value of every weight, one at a time. Collective over the world."""
         pp_group = self.groups["pp"]
-        for weight in self.model_weights:
+        for weight in self.model.weights:
             owner = self.weight_ranks[weight.name][0]
             if pp_group.rank == owner:
                 value = self.weights.full_value(weight.name)

@@ -126,7 +126,7 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
 
 
 def _introduce(job: Job, trainer: Trainer) -> None:
-    count = sum(weight.size for weight in trainer.model_weights)
+    count = sum(weight.size for weight in trainer.model.weights)
     print(
         f"{job.config.model.model_type}: {count:,} parameters in {job.dtype}, of which this rank holds "
         f"{trainer.weights.values.size:,}\n{job.summary}",

@@ -104,8 +104,17 @@ def _compare(alone: Trace, together: Trace, dtype: str) -> bool:
         norms.append(_relative(norm, norm_plan))
         print(f"{step:4d}  {loss:19.15f}  {loss_plan:19.15f}  {losses[-1]:9.1e}  ", end="")
         print(f"{norm:19.15f}  {norm_plan:19.15f}  {norms[-1]:9.1e}")
+    for name, values in alone.other_losses.items():
+        found = [_relative(one, plan) for one, plan in zip(values, together.other_losses[name], strict=True)]
+        losses += found
+        print(f"\n{name} of each step, 1 rank: {', '.join(f'{value:.12f}' for value in values)}")
+        print(f"largest relative difference of the plan: {max(found):.1e}")
+    elsewhere = int(np.abs(alone.tokens_per_expert - together.tokens_per_expert).sum()) // 2
+    if alone.tokens_per_expert.size:
+        routed = int(alone.tokens_per_expert.sum())
+        print(f"\nOf {routed} choices of experts, the plan made {elsewhere} differently, counted by layer and expert")
     name, difference, relative = largest_weight_difference(alone.weights, together.weights)
-    print(f"\nLargest weight difference after step {len(losses)}: {difference:.1e} ({relative:.1e} relative) in {name}")
+    print(f"\nLargest weight difference after step {len(norms)}: {difference:.1e} ({relative:.1e} relative) in {name}")
     judged = [
         ("loss", float(np.max(losses)), tolerance.loss),
         ("grad norm", float(np.max(norms)), tolerance.grad_norm),
@@ -116,6 +125,7 @@ def _compare(alone: Trace, together: Trace, dtype: str) -> bool:
         for what, found, allowed in judged
         if allowed is not None and not found <= allowed
     ]
+    failed += [f"loads of experts by {elsewhere} choices"] if elsewhere else []
     limits = ", ".join(f"{what} {allowed:g}" for what, _, allowed in judged if allowed is not None)
     print(f"DIFFERENT: {'; '.join(failed)}" if failed else f"Equal within {limits}")
     return not failed

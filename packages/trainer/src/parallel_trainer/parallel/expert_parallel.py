@@ -1,38 +1,111 @@
-"""Expert parallelism: tokens travel to the ranks that hold their experts, and the results back."""
+"""Expert parallelism: tokens travel to the ranks that hold their experts, and the results back.
+
+Every rank of a pipeline stage has tokens of its own, tensor-parallel ranks too, and each of them sends its own. Experts
+are split over the mesh axis `ep`; each rank's experts are cut once more over `efsdp`, as other weights are over `fsdp`.
+How tokens travel is `moe_dispatch`'s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
+from device_mesh import Communicator, connect
 from mindspore import Tensor
 from mindspore.common import _Function
+from moe_dispatch import AllToAllDispatcher, DeredundantDispatcher
+from moe_dispatch.mindspore import combine, dispatch
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels.interface import Kernels
+from parallel_trainer.parallel.fully_shard import ShardedWeight
+
+Dispatcher = AllToAllDispatcher | DeredundantDispatcher
+
+
+class RoutingRecord:
+    """What routers did since the last `collect`, on this rank.
+
+    layers:      names of the model's layers with experts, also those of other pipeline stages.
+    num_experts: of each of them.
+    """
+
+    def __init__(self, layers: Sequence[str], num_experts: int) -> None:
+        self.layers = tuple(layers)
+        self._tokens = np.zeros((len(self.layers), num_experts))
+        self._losses = np.zeros((len(self.layers), 1))
+
+    def add_tokens(self, layer: str, ids: np.ndarray) -> None:
+        """Count the experts `ids` (T, K) that a layer's tokens were routed to."""
+        self._tokens[self.layers.index(layer)] += np.bincount(ids.reshape(-1), minlength=self._tokens.shape[1])
+
+    def add_loss(self, layer: str, loss: float) -> None:
+        """Add this rank's part of a layer's auxiliary loss."""
+        self._losses[self.layers.index(layer)] += loss
+
+    def collect(self, world: Communicator) -> ExpertLoads:
+        """The sum over all ranks, which is the global batch's, and start anew. Collective over the world."""
+        total = world.all_reduce(np.hstack([self._tokens, self._losses]))
+        self._tokens[...] = 0
+        self._losses[...] = 0
+        return ExpertLoads(self.layers, total[:, :-1].astype(np.int64), float(total[:, -1].sum()))
+
+
+@frozen(eq=False)
+class ExpertLoads:
+    """What the routers of all layers did with a global batch, the same on every rank.
+
+    layers:            names of the layers with experts.
+    tokens_per_expert: int64 (layers, experts), tokens of the batch that each expert got.
+    balance_loss:      sequence auxiliary loss, the mean over sequences summed over layers, with its coefficient.
+    """
+
+    layers: tuple[str, ...]
+    tokens_per_expert: np.ndarray
+    balance_loss: float
 
 
 @frozen(eq=False)
 class ExpertParallel:
-    """The ranks that hold a model's experts, and what they do together."""
+    """The ranks that hold a model's experts, and what they do together.
+
+    kernels:    what is computed on a rank.
+    dispatcher: takes tokens to their experts; None for a model without experts.
+    cp, tp:     the ranks that have other tokens of the same sequences.
+    record:     is told what routers do.
+    sequences:  how many the auxiliary loss is the mean over: those of the global batch.
+    divisor:    what averaging divides gradients by (`ShardedWeights.divisor`); the loss carries it as a factor.
+    """
 
     kernels: Kernels
+    dispatcher: Dispatcher | None
+    record: RoutingRecord
+    cp: Communicator = field(factory=lambda: connect("single"))
+    tp: Communicator = field(factory=lambda: connect("single"))
+    sequences: int = 1
+    divisor: int = 1
 
     @classmethod
     def none(cls, kernels: Kernels, layers: Sequence[str] = (), num_experts: int = 0) -> ExpertParallel:
         """No expert parallelism: one rank holds all experts of these layers."""
-        return cls(kernels)
+        dispatcher = AllToAllDispatcher(connect("single"), num_experts) if num_experts else None
+        return cls(kernels, dispatcher, RoutingRecord(layers, num_experts))
 
     def experts(
         self, layer: str, x_TH: Tensor, ids_TK: np.ndarray, weights_TK: Tensor, gate_up: Tensor, down: Tensor
     ) -> Tensor:
-        """The sum over k of weights[t, k] times what expert ids[t, k] makes of token t: (T, H)."""
-        order = np.argsort(ids_TK.reshape(-1), kind="stable")
-        counts = np.bincount(ids_TK.reshape(-1), minlength=gate_up.shape[0])
-        rows_RH = _Gather.apply(x_TH, order, ids_TK.shape[1])
-        return _Combine.apply(self.kernels.grouped_mlp(rows_RH, counts, gate_up, down), weights_TK, order)
+        """The sum over k of weights[t, k] times what expert ids[t, k] makes of token t, (T, H).
+
+        x (T, H) are this rank's tokens; gate_up (E/ep, 2I, H) and down (E/ep, H, I) its experts. Collective over the
+        expert-parallel ranks, forward and backward, whether or not a rank gets a token.
+        """
+        assert self.dispatcher is not None, "a model with experts says how many when its ExpertParallel is made"
+        self.record.add_tokens(layer, ids_TK)
+        route = self.dispatcher.route(ids_TK)
+        rows_RH = self.kernels.grouped_mlp(dispatch(x_TH, route), route.counts, gate_up, down)
+        return combine(rows_RH, weights_TK, route)
 
     def balanced(
         self,
@@ -43,35 +116,51 @@ class ExpertParallel:
         batch: MicroBatch,
         coefficient: float,
     ) -> Tensor:
-        """`weights_TK`, whose backward pass adds the gradient of the sequence auxiliary loss to the probabilities'."""
-        return weights_TK
+        """`weights_TK`, whose backward pass adds the gradient of the sequence auxiliary loss to the probabilities'.
+
+        Of a sequence of S tokens with E experts of which each token takes K, the loss is the sum over experts of f·P:
+        f = E/(K·S) times the tokens that chose the expert, P the mean over tokens of its probability. Choices are
+        counted over the ranks that share the sequence; the loss is a sum over them. Collective over these ranks.
+        DeepSeek-V3, arXiv:2412.19437, equations 17 to 20.
+        """
+        if not coefficient:
+            return weights_TK
+        rows, per_row = batch.input_ids.shape
+        experts = probabilities_TE.shape[1]
+        tokens, chosen = ids_TK.shape
+        row_T = (self.tp.rank * tokens + np.arange(tokens)) // per_row
+        flat = (row_T[:, None] * experts + ids_TK).reshape(-1)
+        counts = np.bincount(flat, minlength=rows * experts).reshape(rows, experts).astype(np.float64)
+        for group in (self.cp, self.tp):
+            counts = group.all_reduce(counts)
+        length = per_row * self.cp.size
+        of_token = coefficient * experts / (chosen * length) / (length * self.sequences)
+        gradient_TE = (counts * of_token)[row_T]
+        probabilities = probabilities_TE.asnumpy()
+        self.record.add_loss(layer, float((gradient_TE * probabilities).sum()))
+        gradient_TE = (gradient_TE * self.divisor).astype(probabilities.dtype)
+        return _WithGradient.apply(weights_TK, probabilities_TE, gradient_TE)
 
 
-class _Gather(_Function):
+class _WithGradient(_Function):
+    """The first tensor; the gradient of the second is an array that is known beforehand."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, order: np.ndarray, top_k: int) -> Tensor:
-        ctx.order, ctx.top_k = order, top_k
-        return Tensor.from_numpy(x.asnumpy()[order // top_k])
+    def forward(ctx: Any, x: Tensor, other: Tensor, gradient: np.ndarray) -> Tensor:
+        ctx.gradient = gradient
+        return Tensor.from_numpy(x.asnumpy().copy())
 
     @staticmethod
-    def backward(ctx: Any, d_rows: Tensor) -> tuple[Tensor, None, None]:
-        by_token = np.empty_like(d_rows.asnumpy())
-        by_token[ctx.order] = d_rows.asnumpy()
-        return Tensor.from_numpy(by_token.reshape(-1, ctx.top_k, by_token.shape[1]).sum(axis=1)), None, None
+    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, Tensor, None]:
+        return d_x, Tensor.from_numpy(ctx.gradient), None
 
 
-class _Combine(_Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor, order: np.ndarray) -> Tensor:
-        ctx.save_for_backward(weights)
-        ctx.order = order
-        ctx.by_token = np.empty_like(rows.asnumpy())
-        ctx.by_token[order] = rows.asnumpy()
-        return Tensor.from_numpy(np.einsum("tkh,tk->th", ctx.by_token.reshape(*weights.shape, -1), weights.asnumpy()))
+def update_biases(biases: Mapping[str, ShardedWeight], loads: ExpertLoads, rate: float) -> None:
+    """Move each router's bias by `rate`: up for experts with fewer tokens than the mean, down for those with more.
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        (weights,) = (tensor.asnumpy() for tensor in ctx.saved_tensors)
-        d_by_token = np.einsum("th,tk->tkh", dy.asnumpy(), weights).reshape(ctx.by_token.shape)
-        d_weights = np.einsum("th,tkh->tk", dy.asnumpy(), ctx.by_token.reshape(*weights.shape, -1))
-        return Tensor.from_numpy(d_by_token[ctx.order]), Tensor.from_numpy(d_weights), None
+    biases: by layer, those of this rank. Wang et al., arXiv:2408.15664; DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
+    """
+    for layer, sharded in biases.items():
+        tokens = loads.tokens_per_expert[loads.layers.index(layer)]
+        towards = np.sign(tokens.mean() - tokens)
+        sharded.values += rate * towards[sharded.start : sharded.start + sharded.values.size]

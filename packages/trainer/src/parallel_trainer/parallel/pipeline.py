@@ -65,11 +65,14 @@ U = TypeVar("U")
 
 
 def stage_units(units: Sequence[U], stage_layers: StageLayers) -> list[tuple[U, ...]]:
-    """The units of each virtual stage: its layers, with the embedding on the first and the head on the last."""
-    embedding, *blocks, head = units
-    stages = [tuple(blocks[first : last + 1]) for first, last in stage_layers]
+    """The units of each virtual stage: its layers, with the embedding on the first and what follows on the last.
+
+    After the layers come a layer that predicts further tokens, if the model has one, and the head.
+    """
+    embedding, *others = units
+    stages = [tuple(others[first : last + 1]) for first, last in stage_layers]
     stages[0] = (embedding, *stages[0])
-    stages[-1] = (*stages[-1], head)
+    stages[-1] = (*stages[-1], *others[stage_layers[-1][1] + 1 :])
     return stages
 
 
