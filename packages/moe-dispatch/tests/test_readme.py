@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import subprocess
@@ -16,6 +17,15 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README.read_text(encoding="utf-8")
 
 def blocks(kind: str) -> list[str]:
     return [text for language, text in BLOCKS if language == kind]
+
+
+def test_python_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner()
+    runner.run(doctest.DocTestParser().get_doctest("\n".join(blocks("pycon")), {}, "README", str(README), 0))
+    assert runner.tries > 10
+    assert runner.failures == 0
+    assert (tmp_path / "load.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("block", [text for text in blocks("console") if text.startswith("$ ")])

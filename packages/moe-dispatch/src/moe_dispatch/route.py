@@ -67,6 +67,12 @@ class Route:
         rows and weights are what `combine` was given: nothing else has to be kept.
         """
         _check(rows, "rows", self.num_rows)
+        _check(d_out, "d_out", self.num_tokens)
+        if d_out.dtype != rows.dtype or d_out.shape[1] != rows.shape[1]:
+            raise ValueError(
+                f"d_out has shape {d_out.shape} and dtype {d_out.dtype}, rows have shape {rows.shape} and dtype "
+                f"{rows.dtype}: as gradient by their combination it must have as many columns and the same dtype"
+            )
         slot_weights = self._weights_of_slots(weights, rows)
         last = self._spreads[-1].exchange
         d_rows = self.dispatch(d_out)
