@@ -60,6 +60,30 @@ def through_experts(route: Route, rows: Array, batch: Batch, matrices: Array) ->
     return out, route.dispatch_gradient(d_rows), d_weights, d_matrices
 
 
+def equals_the_plain_dispatcher(comm: Communicator, ranks_per_node: int, dtype: str) -> None:
+    """Dispatched rows to the last bit, and sums of at most top_k + 1 terms to their rounding."""
+    num_experts = EXPERTS_PER_RANK * comm.size
+    batch = random_batch(comm.rank, "random", num_experts, HIDDEN, dtype)
+    plain = AllToAllDispatcher(comm, num_experts).route(batch.expert_ids)
+    once = DeredundantDispatcher(comm, num_experts, ranks_per_node).route(batch.expert_ids)
+    rows = plain.dispatch(batch.tokens)
+    np.testing.assert_array_equal(once.dispatch(batch.tokens), rows)
+    np.testing.assert_array_equal(once.counts, plain.counts)
+    for actual, right in zip(
+        once.combine_gradient(batch.d_out, rows, batch.weights),
+        plain.combine_gradient(batch.d_out, rows, batch.weights),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(actual, right)
+    # Of each token come back top_k copies of it, so no sum has terms that cancel.
+    rounding = (batch.expert_ids.shape[1] + 1) * np.finfo(dtype).eps
+    for actual, right in (
+        (once.combine(rows, batch.weights), plain.combine(rows, batch.weights)),
+        (once.dispatch_gradient(rows), plain.dispatch_gradient(rows)),
+    ):
+        np.testing.assert_allclose(actual, right, rtol=rounding)
+
+
 def sends_a_token_to_a_node_once(comm: Communicator, ranks_per_node: int) -> None:
     num_experts, top_k, dtype = 4 * comm.size, 4, "float32"
     expert_ids = random_batch(comm.rank, "all experts", num_experts, HIDDEN, dtype).expert_ids[:, :top_k]
@@ -123,6 +147,10 @@ for world, nodes in NODES.items():
                     matches_the_dense_layer, ranks_per_node=per_node, kind=kind, dtype=dtype
                 )
         if per_node is not None:
+            for dtype in ("float64", "float32"):
+                CASES[world, f"{way}, plain, {dtype}"] = partial(
+                    equals_the_plain_dispatcher, ranks_per_node=per_node, dtype=dtype
+                )
             CASES[world, f"{way}, bytes"] = partial(sends_a_token_to_a_node_once, ranks_per_node=per_node)
         if world == 2:
             CASES[world, f"{way}, PUB-MOE-01"] = partial(case_two_ranks, ranks_per_node=per_node)
