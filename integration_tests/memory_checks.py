@@ -18,7 +18,7 @@ from mindspore.common import _Function
 from parallel_config import loads
 from parallel_trainer.estimate import Estimate
 from parallel_trainer.job import prepare
-from parallel_trainer.parallel.chunk import Chunk
+from parallel_trainer.parallel.chunk import Chunk, Products
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
 from parallel_trainer.trainer import Trainer
 
@@ -41,11 +41,16 @@ def after_each_call(owner: type, name: str, look: Callable[..., None]) -> Iterat
 
 
 def saved_for_backward(weights: ShardedWeights) -> int:
-    """Bytes that differentiable functions between their forward and their backward hold, shared memory once."""
+    """Bytes that functions between forward and backward hold, and halves of a backward, shared memory once."""
     held: dict[int, int] = {}
     # A weak reference claims the class of what it refers to, but its type is its own.
-    for context in (found for found in gc.get_objects() if issubclass(type(found), _Function)):
-        for value in (*vars(context).values(), *(context.saved_tensors or ())):
+    for found in gc.get_objects():
+        kept: tuple[Any, ...] = ()
+        if issubclass(type(found), _Function):
+            kept = (*vars(found).values(), *(found.saved_tensors or ()))
+        elif type(found) is Products:
+            kept = tuple(side for unit in found.units for _, left in unit for product in left for side in product.args)
+        for value in kept:
             if isinstance(value, Tensor):
                 storage = value.untyped_storage()
                 held[storage.data_ptr()] = storage.size()
@@ -79,6 +84,7 @@ def measured(trainer: Trainer) -> dict[str, int]:
         watching.enter_context(after_each_call(ShardedWeight, "gather", gathered))
         watching.enter_context(after_each_call(ShardedWeights, "add_gradient", reduced))
         watching.enter_context(after_each_call(Chunk, "forward", saved))
+        watching.enter_context(after_each_call(Chunk, "backward_input", saved))
         trainer.train_step()
     units = [unit for chunk in trainer.pipeline.chunks for unit in chunk.units]
     added_up = trainer.job.plan.fsdp > 1 and not trainer.job.plan.reshard_after_forward
@@ -99,7 +105,7 @@ def held_memory(communicator: Communicator) -> dict[str, list[dict[str, list[int
     """By case, for each rank: measured and planned bytes of each kind."""
     texts = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
     cases = {
-        (case.dimensions, case.asynchronous, case.loss_parallel, case.reshard == "never"): case
+        (case.dimensions, case.asynchronous, case.loss_parallel, case.reshard == "never", case.paired): case
         for case in CASES
         if case.world == communicator.size and case.accumulation < 9
     }

@@ -49,6 +49,12 @@ parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto, pi
     assert plan(config, 2).zero_bubble == "zbh1"
 
 
+def test_without_pipelining_no_order_is_chosen() -> None:
+    with pytest.warns(ConfigWarning, match=r"overlap_b_f .pipeline_parallel is 1.*zero_bubble .pipeline_parallel is 1"):
+        config = loads("parallelism: {pipeline_parallel_overlap_b_f: true, pipeline_parallel_zero_bubble: zbv}")
+    assert Order.of(config.parallelism) == Order()
+
+
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("zero_bubble", "chunks"), [("none", 1), ("none", 2), ("none", 3), ("zbh1", 1), ("zbv", 2)])
 def test_plan_and_schedule_put_stages_on_the_same_ranks(pp: int, zero_bubble: str, chunks: int) -> None:

@@ -7,19 +7,17 @@ has for itself, and the working memory of the kernels but for logits, which may 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from device_mesh import ParallelMesh
-from pipeline_schedule import Action, Kind
+from pipeline_schedule import Action, Kind, Step
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
 from parallel_trainer.models.config import Qwen3Config, Qwen3MoeConfig, model_config
 from parallel_trainer.parallel.pipeline import Order, schedule
 from parallel_trainer.parallel.weights import split_evenly
-
-# Where a backward is split, what the products need is kept until they are done.
-_CHANGES = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_WEIGHT: -1}
 
 
 def sizes(job: Job) -> Qwen3Config:
@@ -43,14 +41,22 @@ def heads_inside(job: Job, model: Qwen3Config) -> tuple[int, int]:
 def most_kept(job: Job, rank: int) -> int:
     """Elements that a rank keeps when they are most: each micro-batch under way counts for the stages it passed."""
     plan, model, mesh = job.plan, sizes(job), ParallelMesh(job.plan)
-    pp_rank, last = mesh.axis("pp").index(rank), plan.pp * plan.interleave_num - 1
+    pp_rank, tp_rank = mesh.axis("pp").index(rank), mesh.axis("tp").index(rank)
     layers = [stop - start + 1 for start, stop in plan.stage_layers]
     kept = [count * _of_block(job, model) for count in layers]
-    kept[last] += _of_head(job, model, mesh.axis("tp").index(rank))
+    kept[-1] += _of_head(job, model, tp_rank)
+    left = [count * _of_block_products(job, model) for count in layers]
+    left[-1] += _of_head_products(job, model, tp_rank)
     order = Order.of(job.config.parallelism)
     program = schedule(plan.pp, plan.interleave_num, plan.num_accumulation_steps, order).programs[pp_rank]
-    actions = (step for step in program if isinstance(step, Action))
-    return max(accumulate(_CHANGES.get(action.kind, 0) * kept[action.stage] for action in actions))
+    changes = {
+        Kind.FORWARD: kept,
+        Kind.BACKWARD: [-elements for elements in kept],
+        Kind.BACKWARD_INPUT: [after - before for before, after in zip(kept, left, strict=True)],
+        Kind.BACKWARD_WEIGHT: [-elements for elements in left],
+    }
+    computations = (action for action in _one_by_one(program) if action.kind in changes)
+    return max(accumulate(changes[action.kind][action.stage] for action in computations))
 
 
 def logits_at_work(job: Job, rank: int) -> int:
@@ -63,6 +69,12 @@ def logits_at_work(job: Job, rank: int) -> int:
     return tokens_inside(job) * (stop - first + gathered * model.vocab_size)
 
 
+def _one_by_one(program: Iterable[Step]) -> Iterator[Action]:
+    """What a rank does in turn: a CPU does a backward and then the forward that may go on beside it."""
+    for step in program:
+        yield from (step,) if isinstance(step, Action) else (step.backward, step.forward)
+
+
 def _of_block(job: Job, model: Qwen3Config) -> int:
     """What a block keeps of a micro-batch."""
     inside, (heads, kv_heads) = tokens_inside(job), heads_inside(job, model)
@@ -71,6 +83,15 @@ def _of_block(job: Job, model: Qwen3Config) -> int:
     # Their results, gathered; gate, up, its sigmoid and the product; of each head two root mean squares or log-sums.
     feed_forward = 4 * model.intermediate_size // job.plan.tp
     return between + inside * (2 * model.hidden_size + feed_forward + 2 * heads + kv_heads + _of_heads(job, model))
+
+
+def _of_block_products(job: Job, model: Qwen3Config) -> int:
+    """What the first half of a block's backward leaves for the second: both sides of each product, shared ones once."""
+    heads, kv_heads = heads_inside(job, model)
+    inner = model.intermediate_size // job.plan.tp
+    inputs = 2 * model.hidden_size + heads * model.head_dim + inner
+    gradients = (heads + 2 * kv_heads) * model.head_dim + 2 * inner + 2 * model.hidden_size
+    return tokens_inside(job) * (inputs + gradients)
 
 
 def _of_heads(job: Job, model: Qwen3Config) -> int:
@@ -92,3 +113,9 @@ def _of_head(job: Job, model: Qwen3Config, tp_rank: int) -> int:
     if job.config.parallelism.enable_loss_parallel:
         first, stop = split_evenly(model.vocab_size, job.plan.tp, tp_rank)
     return (model.hidden_size + 1) * inside // job.plan.tp + inside * (model.hidden_size + stop - first)
+
+
+def _of_head_products(job: Job, model: Qwen3Config, tp_rank: int) -> int:
+    """The same of the head: the norm's result, gathered, and the gradient of the rank's own logits."""
+    first, stop = split_evenly(model.vocab_size, job.plan.tp, tp_rank)
+    return tokens_inside(job) * (model.hidden_size + stop - first)

@@ -43,7 +43,9 @@ class Order:
 
     @classmethod
     def of(cls, parallelism: Parallelism) -> Order:
-        """The file's choice."""
+        """The file's choice, which is none without pipelining."""
+        if parallelism.pipeline_parallel == 1:
+            return cls()
         return cls(
             parallelism.pipeline_parallel_zero_bubble,
             parallelism.pipeline_parallel_overlap_p2p,
