@@ -7,9 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from device_mesh import Communicator, CommunicatorMismatch, connect
+from device_mesh import Communicator, CommunicatorMismatch, LaunchError, connect
 
-LAUNCHER_VARIABLES = ("PMI_SIZE", "PMI_PORT", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MS_WORKER_NUM")
+LAUNCHER_VARIABLES = (
+    *("PMI_SIZE", "PMI_PORT", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT", "MS_NODE_ID", "RANK_ID", "DEVICE_ID"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +75,7 @@ def test_unknown_backend() -> None:
 
 def test_workers_of_msrun_are_not_taken_for_single_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MS_WORKER_NUM", "4")
-    with pytest.raises(RuntimeError, match=r"MS_WORKER_NUM=4 workers .* set PMI_PORT and PMI_ID"):
+    with pytest.raises(LaunchError, match="MS_WORKER_NUM=4, MS_SCHED_HOST=unset, MS_SCHED_PORT=unset"):
         connect()
 
 

@@ -9,41 +9,31 @@ import sys
 import numpy as np
 import pytest
 from parallel_trainer.cli.verify import _compare, largest_weight_difference
-from parallel_trainer.launch.joining import started_ranks
 from parallel_trainer.trace import Trace
 
 
-def test_ranks_started_by_a_launcher() -> None:
-    assert started_ranks({}) is None
-    assert started_ranks({"PMI_SIZE": "4", "PMI_RANK": "1"}) == 4
-    assert started_ranks({"OMPI_COMM_WORLD_SIZE": "2"}) == 2
-    assert started_ranks({"MS_WORKER_NUM": "8", "RANK_ID": "3"}) == 8
+def joined(rank: int, launcher: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A process that a launcher called `rank` joins the others."""
+    program = "from device_mesh import launched\nfrom parallel_trainer.launch.joining import join\njoin(launched())"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
+    environment |= {name: value.format(rank=rank) for name, value in launcher.items()}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    ("size", "rank", "named"),
-    [
-        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "launcher started 4 ranks, and MPI connects 1"),
-        ("MS_WORKER_NUM", "RANK_ID", "msrun started 4 workers"),
-    ],
-)
-def test_ranks_that_mpi_does_not_connect_do_not_train_copies(size: str, rank: str, named: str, tmp_path) -> None:
-    """Each process of a launcher that mpi4py does not know sees a world of one; only rank 0 says so."""
-    program = "from parallel_trainer.launch.joining import join\njoin()"
-    said = []
-    for number in ("0", "1"):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=environment | {size: "4", rank: number},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode != 0
-        said.append(done.stderr)
-    assert named in said[0]
-    assert "started 4" not in said[1]
+def test_ranks_that_mpi_does_not_connect_do_not_train_copies() -> None:
+    """Each process of a launcher that mpi4py does not know sees a world of one; one of them says so."""
+    launcher = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "{rank}"}
+    first, second = joined(0, launcher), joined(1, launcher)
+    assert first.returncode != 0
+    assert second.returncode != 0
+    assert "launcher started 4 ranks, and MPI connects 1" in first.stderr
+    assert "MPI connects" not in second.stderr
+
+
+def test_ranks_of_pmix_do_not_train_copies() -> None:
+    """The launcher tells MPI alone how many there are; MPICH, which does not speak PMIx, says that and ends."""
+    for rank in (0, 1):
+        assert joined(rank, {"PMIX_RANK": "{rank}"}).returncode != 0
 
 
 def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5, mtp: float = 5.0, load: int = 3) -> Trace:

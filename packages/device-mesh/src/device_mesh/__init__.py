@@ -11,6 +11,7 @@ from device_mesh.axes import AxisCommunicators
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.connect import Backend, connect
 from device_mesh.debug import CommunicatorMismatch
+from device_mesh.launch import Launch, LaunchError, launched
 from device_mesh.mesh import Degrees, ParallelMesh
 from device_mesh.traffic import Traffic
 
@@ -21,10 +22,13 @@ __all__ = [
     "Communicator",
     "CommunicatorMismatch",
     "Degrees",
+    "Launch",
+    "LaunchError",
     "ParallelMesh",
     "ReduceOp",
     "Request",
     "Traffic",
     "abort_on_error",
     "connect",
+    "launched",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,8 +28,21 @@ def world() -> Communicator:
         return SingleCommunicator()
     here = comm.Split_type(MPI.COMM_TYPE_SHARED)
     wait = choose(comm, here)
+    if here.rank == 0:
+        _unlink_segments()
     here.Free()
     return MpiCommunicator(comm, tuple(range(comm.size)), wait)
+
+
+def _unlink_segments() -> None:
+    """Take the names off the shared memory that MPICH's ranks of this node use, once all of them have it.
+
+    MPICH removes it when a job ends well; a job that is killed would leave it to the machine.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            if (name := line.partition("/dev/shm/mpich_shm_")[2]) and not name.endswith("(deleted)"):
+                Path(f"/dev/shm/mpich_shm_{name}").unlink(missing_ok=True)
 
 
 @frozen(eq=False)
@@ -163,7 +178,7 @@ class MpiCommunicator:
         # MPICH reports an abort on stderr, below the traceback that says why.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         MPI.COMM_WORLD.Abort(exit_code)
-        raise AssertionError("MPI_Abort returned")
+        os._exit(exit_code)  # a launcher that answers PMI alone cannot end us
 
     def _collective(self, name: str, *arguments: Any, **options: Any) -> None:
         """Call a collective of mpi4py."""

@@ -6,18 +6,20 @@ import argparse
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TextIO
 
+from device_mesh import launched
 from parallel_config import ConfigError, ConfigWarning
 
 from parallel_trainer.cli import data, plan, run, verify
 from parallel_trainer.errors import UserError
+from parallel_trainer.launch.joining import let_log_be_shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; what a user can mend is one message on stderr and exit code 2."""
+    """Run the command and return its exit code."""
     if argv is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the output goes to a closed pipe
     parser = argparse.ArgumentParser(
@@ -29,12 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in (run, verify, plan, data):
         module.add_parser(commands)
     args = parser.parse_args(argv)
+    return say_errors(lambda: args.run(args))
+
+
+def say_errors(command: Callable[[], int]) -> int:
+    """The exit code of a command; what a user can mend is one message on stderr and exit code 2."""
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            return int(args.run(args))
+            return int(command())
         except (UserError, ConfigError) as error:
             print(error, file=sys.stderr)
+            let_log_be_shown(launched())
             return 2
         except KeyboardInterrupt:
             print("Interrupted.", file=sys.stderr)

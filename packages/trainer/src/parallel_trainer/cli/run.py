@@ -9,12 +9,12 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_mesh import Communicator, abort_on_error
+from device_mesh import Communicator, Launch, abort_on_error, launched
 from parallel_config import ConfigError, load
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
-from parallel_trainer.launch.joining import join, started_ranks, with_rank_environment
+from parallel_trainer.launch.joining import join, refuse, with_rank_environment
 from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
 from parallel_trainer.report.record import StepRecord
@@ -29,7 +29,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "run",
         help="train the model of a YAML file",
-        description="Train the model of a YAML file: on ranks started here, or on those mpiexec started it in.",
+        description="Train the model of a YAML file: on ranks started here, or on those mpiexec started it in. "
+        "MindSpore's msrun takes: python -m parallel_trainer.run_mindformer --config FILE --mode 1.",
     )
     parser.add_argument("config", type=Path, help="the YAML file")
     parser.add_argument("--nproc", type=int, help="ranks to start on this machine (default: 1)")
@@ -41,15 +42,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks, or be one of them."""
-    among = started_ranks()
+    launch = launched()
     output = args.output or Path("output") / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if among is not None:
-        if args.nproc not in (None, among):
-            raise UserError(
-                f"--nproc {args.nproc} does not match: a launcher started {among} ranks. Leave --nproc out there."
-            )
-        with_rank_environment("parallel_trainer", ["run", str(args.config), "--output", str(output)])
-        return _be_a_rank(args.config, output)
+    if launch is not None:
+        return _in_launch(launch, args.config, output, args.nproc)
     world_size = 1 if args.nproc is None else args.nproc
     if world_size < 1:
         raise UserError(f"--nproc {world_size} must be at least 1.")
@@ -75,10 +71,23 @@ def _check_output(output: Path) -> None:
         raise UserError(f"--output {output} cannot be made: {existing} is not a folder that can be written to.")
 
 
-def _be_a_rank(config: Path, output: Path) -> int:
-    communicator = join()
+def _in_launch(launch: Launch, config: Path, output: Path, nproc: int | None) -> int:
+    """Be what a launcher started this process as."""
+    if launch.kind == "msrun-scheduler":
+        from device_mesh.msrun import schedule
+
+        return schedule()
+    if None not in (nproc, launch.size) and nproc != launch.size:
+        refuse(
+            launch,
+            f"--nproc {nproc} does not match: a launcher started {launch.size} ranks. Leave --nproc out there.",
+        )
+    with_rank_environment(launch, ["run", str(config), "--output", str(output)])
+    communicator = join(launch)
     if communicator.rank:
         warnings.simplefilter("ignore")
+    elif launch.kind == "msrun":
+        print(f"Rank 0 of {communicator.size} reports the run here; in the others' logs are only their errors.")
     with abort_on_error(communicator, message_only=(UserError, ConfigError)):
         job = prepare(load(config), communicator.size)
         _train(job, communicator, output)

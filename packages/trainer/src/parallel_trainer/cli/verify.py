@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from attrs import frozen
+from device_mesh import launched
 from parallel_config import load
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import prepare
-from parallel_trainer.launch.joining import started_ranks
 from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.trace import Trace, on_one_rank
 
@@ -58,8 +58,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Trace one rank, trace the plan, compare."""
-    if started_ranks() is not None:
-        raise UserError("parallel-train verify starts its ranks itself: call it without mpiexec.")
+    if launched() is not None:
+        raise UserError("parallel-train verify starts its ranks itself: call it without mpiexec or msrun.")
     config = load(args.config)
     if args.steps is None:
         args.steps = min(3, config.training.steps)

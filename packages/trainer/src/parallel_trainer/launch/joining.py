@@ -1,70 +1,72 @@
-"""Being one of the ranks that somebody else started: finding out, and joining the others."""
+"""Being one of the ranks that somebody else started: joining the others, and what must hold before that."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from typing import NoReturn
 
-from device_mesh import Communicator, connect
+from device_mesh import Communicator, Launch, LaunchError, connect
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.launch.mpiexec import rank_environment
 
-# Variables by which a launcher tells a process how many ranks there are, and which one it is.
-_LAUNCHERS = (
-    ("PMI_SIZE", "PMI_RANK"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("MS_WORKER_NUM", "RANK_ID"),
-)
+_KILL_SECONDS = 8.0
+_SHOW_SECONDS = 0.5
 
 
-def started_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks a launcher started, this process among them; None if none did.
-
-    Knows MPICH's and Open MPI's mpiexec, launchers that speak PMI to them, and MindSpore's msrun.
-    """
-    for size, _ in _LAUNCHERS:
-        if environment.get(size, "").isdigit():
-            return int(environment[size])
-    return None
-
-
-def join() -> Communicator:
+def join(launch: Launch) -> Communicator:
     """The communicator of all ranks that the launcher started.
 
-    Raises UserError where MPI does not connect as many as were started: going on would train that many unconnected
-    copies. All copies raise; those that the launcher does not call rank 0 end without a word.
+    Raises UserError where they do not connect: going on would train that many unconnected copies.
     """
-    expected = started_ranks()
-    if expected and "MS_WORKER_NUM" in os.environ and "PMI_PORT" not in os.environ:
-        _refuse(
-            f"msrun started {expected} workers, and this version cannot join them: start the ranks with "
-            f"parallel-train run --nproc {expected}, or with mpiexec."
-        )
-    communicator = connect()
-    if expected not in (None, communicator.size):
-        _refuse(
-            f"The launcher started {expected} ranks, and MPI connects {communicator.size}: mpiexec belongs to another "
-            "MPI than mpi4py. Use the mpiexec of this Python environment, or parallel-train run --nproc."
-        )
+    try:
+        communicator = connect()
+    except LaunchError as error:
+        raise UserError(str(error)) from error
+    size = communicator.size
+    if launch.size not in (None, size):
+        refuse(launch, _unconnected(f"started {launch.size} ranks", size))
+    if launch.rank is not None and launch.rank >= size:
+        raise UserError(_unconnected(f"calls this process rank {launch.rank}", size))
     return communicator
 
 
-def _refuse(message: str) -> NoReturn:
-    if any(os.environ.get(rank, "0") != "0" for _, rank in _LAUNCHERS):
-        sys.exit(2)
-    raise UserError(message)
+def _unconnected(said: str, size: int) -> str:
+    return (
+        f"The launcher {said}, and MPI connects {size}: the launcher belongs to another MPI than mpi4py. Use the "
+        "mpiexec of this Python environment, or parallel-train run --nproc."
+    )
 
 
-def with_rank_environment(module: str, arguments: Sequence[str]) -> None:
-    """Begin again with the variables that ranks need, if whoever started this rank did not set them.
+def refuse(launch: Launch, message: str) -> NoReturn:
+    """Raise UserError in one of the processes that all see the same problem; the others end without a word.
+
+    msrun kills all workers when the first of them ends, so there the others give the one that speaks time to.
+    """
+    if launch.speaks:
+        raise UserError(message)
+    if launch.kind == "msrun":
+        time.sleep(_KILL_SECONDS)
+    sys.exit(2)
+
+
+def let_log_be_shown(launch: Launch | None) -> None:
+    """Before a worker of msrun ends: msrun stops showing its log the moment it notices."""
+    if launch is not None and launch.kind == "msrun":
+        sys.stderr.flush()
+        time.sleep(_SHOW_SECONDS)
+
+
+def with_rank_environment(launch: Launch, arguments: Sequence[str]) -> None:
+    """Begin again as `parallel-train *arguments` with the variables that ranks need, if they are not set yet.
 
     NumPy's threads and its choice of kernels are decided when it is loaded. Does not return if it begins again, and
     does nothing the second time.
     """
-    wanted = rank_environment(started_ranks() or 1, os.environ)
+    wanted = rank_environment(launch.size or len(os.sched_getaffinity(0)), os.environ)
     if wanted != dict(os.environ):
         sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, "-m", module, *arguments], wanted)
+        os.execve(sys.executable, [sys.executable, "-m", "parallel_trainer", *arguments], wanted)

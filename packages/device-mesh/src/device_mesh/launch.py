@@ -1,0 +1,80 @@
+"""How this process was started: by which launcher, as which of how many ranks. Read from the environment alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import frozen
+
+Kind = Literal["mpi", "msrun", "msrun-scheduler"]
+
+# By launcher: the variable that gives it away, and those of the number of ranks and of this process's own.
+_MPI_LAUNCHERS = (
+    ("PMI_SIZE", "PMI_SIZE", "PMI_RANK"),  # mpiexec of MPICH and its relatives, srun --mpi=pmi2
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI's mpiexec
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", "PMIX_RANK"),  # srun --mpi=pmix; PMIx itself tells the size to MPI only
+    ("PMI_PORT", "MS_WORKER_NUM", "PMI_ID"),  # a PMI-1 server of the user's own
+    ("PMI_FD", "MS_WORKER_NUM", "PMI_RANK"),
+)
+
+
+class LaunchError(RuntimeError):
+    """The ranks that a launcher started could not be connected."""
+
+
+@frozen
+class Launch:
+    """What a launcher told this process.
+
+    kind: "mpi" for a rank that MPI can connect as it is, "msrun" for a worker of MindSpore's msrun,
+        "msrun-scheduler" for the process beside its workers.
+    size: how many ranks were started; None where the launcher says it to MPI only.
+    rank: which of them this process is; None where the launcher does not say.
+    local_rank: its number among the ranks of this node; None where the launcher does not say.
+    """
+
+    kind: Kind
+    size: int | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it falls to this process to report what all ranks see alike, before they can talk to each other.
+
+        Under msrun each node has its own terminal, and the first worker of each node speaks.
+        """
+        if self.kind == "msrun":
+            return not (self.rank if self.local_rank is None else self.local_rank)
+        return self.kind == "mpi" and not self.rank
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """How this process was started; None if no launcher did.
+
+    msrun goes before the others, since it may itself have been started by one (srun, one msrun a node); a
+    PMI-1 server that PMI_PORT names goes before msrun.
+    """
+    of_msrun = "MS_ROLE" in environment or environment.get("MS_WORKER_NUM", "1") != "1"
+    if of_msrun and "PMI_PORT" not in environment:
+        return _msrun(environment)
+    for sign, size, rank in _MPI_LAUNCHERS:
+        if sign in environment:
+            return Launch("mpi", _number(environment, size), _number(environment, rank))
+    return None
+
+
+def _msrun(environment: Mapping[str, str]) -> Launch:
+    size = _number(environment, "MS_WORKER_NUM")
+    if environment.get("MS_ROLE") == "MS_SCHED":
+        return Launch("msrun-scheduler", size)
+    # Where msrun leaves the numbering to the cluster, workers beside the scheduler inherit its RANK_ID of 0.
+    rank = _number(environment, "MS_NODE_ID" if "MS_NODE_ID" in environment else "RANK_ID")
+    return Launch("msrun", size, rank, _number(environment, "DEVICE_ID"))
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,313 @@
+"""Ranks that MindSpore's msrun started on CPUs: its scheduler process lets the workers find each other.
+
+msrun starts the same program as every worker and once more as scheduler, and tells all of them the scheduler's address.
+The scheduler answers there (`Rendezvous`). A worker connects first and loads MPI when all are there; the connection
+becomes MPI's, and a thread watches it: when the scheduler hangs up, the job is over and so is the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import unquote
+
+from attrs import define, frozen
+
+from device_mesh.launch import Launch, LaunchError, launched
+from device_mesh.pmi import LINE_BYTES, parse
+from device_mesh.rendezvous import FIRST_LINE_SECONDS, Aborted, Ended, Rendezvous, keep_alive
+
+_RETRY_SECONDS = 0.1
+_LOCAL_SCHEDULER_SECONDS = 60.0
+_NO_WORKER_SECONDS = 5.0
+_KILL_SECONDS = 8.0
+_SPARE_SECONDS = 30.0
+
+
+@frozen
+class _Scheduler:
+    """Where msrun says the scheduler is, and how many ranks wait for each other how long."""
+
+    host: str
+    port: int
+    size: int
+    wait_seconds: float | None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> _Scheduler:
+        try:
+            seconds = float(environment.get("MS_TOPO_TIMEOUT", "600"))
+            return cls(
+                environment["MS_SCHED_HOST"],
+                int(environment["MS_SCHED_PORT"]),
+                int(environment["MS_WORKER_NUM"]),
+                None if seconds < 0 else seconds,
+            )
+        except (KeyError, ValueError) as error:
+            names = ("MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT", "MS_TOPO_TIMEOUT")
+            said = ", ".join(f"{name}={environment.get(name, 'unset')}" for name in names)
+            raise LaunchError(
+                f"this process is one of msrun's, but its variables do not say where the others are: {said}. "
+                "Start the program with msrun, or with mpiexec"
+            ) from error
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        return socket.create_server((self.host, self.port), family=family, backlog=self.size + 64)
+
+    def is_here(self) -> bool:
+        """Whether the address is one of this machine."""
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
+                probe.bind((self.host, 0))
+        except OSError:
+            return False
+        return True
+
+
+def schedule(environment: Mapping[str, str] = os.environ) -> int:
+    """Be msrun's scheduler until the job is over; returns the exit code. What a person should know is printed."""
+    where = _Scheduler.of(environment)
+    watch = _watch_of(Msrun.that_joins())
+    try:
+        listener = where.listen()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return _leave_to_other(where, watch)
+        return _fail(
+            f"cannot listen on {where}: {error.strerror}. Give msrun a --master_addr and --master_port to use."
+        )
+    seconds = "" if where.wait_seconds is None else f", {where.wait_seconds:g} s at most"
+    _say(f"Waiting for {where.size} ranks on {where}{seconds}. Rank 0 reports the run in its log (worker_0.log).")
+    try:
+        asyncio.run(_serve(Rendezvous(where.size, where.wait_seconds, _say, watch), listener))
+    except Aborted as ended:
+        _say(str(ended))
+        return ended.exit_code
+    except Ended as ended:
+        return _fail(str(ended), ended.exit_code)
+    _say("All ranks have finished.")
+    return 0
+
+
+async def _serve(rendezvous: Rendezvous, listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        interrupted = Aborted(f"The scheduler was ended by {number.name}.", exit_code=128 + number)
+        loop.add_signal_handler(number, rendezvous.end, interrupted)
+    await rendezvous.serve(listener)
+
+
+def _leave_to_other(where: _Scheduler, watch: Callable[[bool], None]) -> int:
+    """Where another scheduler of the same job has the port (a second msrun on its machine), wait until it is done."""
+    taken = f"cannot listen on {where}, where another program does"
+    try:
+        with socket.create_connection((where.host, where.port), FIRST_LINE_SECONDS) as other:
+            other.sendall(f"cmd=observe size={where.size}\n".encode())
+            with other.makefile("rb", buffering=0) as lines:
+                answer = parse(lines.readline(LINE_BYTES))
+                if answer.get("cmd") == "observe" and answer.get("rc") == "1":
+                    taken = f"another job, of {answer.get('size', '')[:20]} ranks, has {where}"
+                elif answer.get("cmd") == "observe":
+                    _say(f"Another msrun of this job has its scheduler on {where} and connects these workers too.")
+                    while not select.select([other], [], [], 1.0)[0]:
+                        watch(True)
+                    return 0 if parse(lines.readline(LINE_BYTES)).get("cmd") == "finished" else 1
+    except Ended as ended:
+        return _fail(str(ended), ended.exit_code)
+    except OSError:
+        pass
+    return _fail(f"{taken}. Give msrun another --master_port.")
+
+
+def _watch_of(msrun: Msrun | None) -> Callable[[bool], None]:
+    """What a scheduler looks at from time to time: is its msrun there, and has that any worker left that could join?"""
+    seen = time.monotonic()
+
+    def watch(missing: bool) -> None:
+        nonlocal seen
+        if msrun is None:
+            return
+        if msrun.is_gone():
+            raise Ended(f"The msrun that waited for this job, process {msrun.pid}, was killed.")
+        if not missing or msrun.has_worker():
+            seen = time.monotonic()
+        elif time.monotonic() - seen > _NO_WORKER_SECONDS:
+            raise Ended("All workers of this msrun ended before all ranks had joined; their logs say why.")
+
+    return watch
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _fail(text: str, exit_code: int = 2) -> int:
+    _say(f"Error: {text}")  # msrun shows the lines of scheduler.log that have this word
+    return exit_code
+
+
+@cache
+def join() -> None:
+    """Meet the other workers of msrun at the scheduler, and leave in the environment what MPI needs to connect them.
+
+    Raises LaunchError where that fails. What is the same for all workers only the first of each node raises; the others
+    wait to be ended with it.
+    """
+    launch = launched()
+    assert launch is not None
+    where = _Scheduler.of(os.environ)
+    if launch.rank is None:
+        _fail_together(
+            launch,
+            "msrun left the numbers of the workers to MindSpore's cluster, which does not run on CPUs here: give each "
+            "msrun its --node_rank",
+        )
+    connection = _reach(where, launch)
+    _greet(connection, where, launch)
+    for name in [name for name in os.environ if name.startswith(("PMI_", "PMIX_"))]:
+        del os.environ[name]  # of the launcher that started msrun
+    os.environ |= {"PMI_FD": str(os.dup(connection.fileno())), "PMI_RANK": str(launch.rank)}
+    os.environ["PMI_SIZE"] = str(where.size)
+    watcher = _Watcher(connection, launch, where, Msrun.that_joins())
+    threading.Thread(target=watcher.run, name="msrun-scheduler", daemon=True).start()
+
+
+def _reach(where: _Scheduler, launch: Launch) -> socket.socket:
+    """Connect; the scheduler may start after its workers, on another machine much later."""
+    own = launch.rank == launch.local_rank and where.is_here()
+    limits = [_LOCAL_SCHEDULER_SECONDS if own else None, where.wait_seconds]
+    limit = min((seconds for seconds in limits if seconds is not None), default=None)
+    start = time.monotonic()
+    while True:
+        try:
+            connection = socket.create_connection((where.host, where.port), timeout=FIRST_LINE_SECONDS)
+        except OSError as error:
+            if limit is not None and time.monotonic() - start > limit:
+                _fail_together(
+                    launch,
+                    f"the scheduler of this job does not answer on {where} ({error.strerror or error}), after "
+                    f"{limit:g} s: its log is scheduler.log, where msrun with that --master_addr runs",
+                )
+            time.sleep(_RETRY_SECONDS)
+        else:
+            keep_alive(connection)
+            return connection
+
+
+def _greet(connection: socket.socket, where: _Scheduler, launch: Launch) -> None:
+    """Say who we are, and return when all ranks are there."""
+    nobody = f"what answers on {where} is not the scheduler of this job: give msrun another --master_port"
+    try:
+        connection.sendall(f"cmd=initack pmiid={launch.rank} size={where.size}\n".encode())
+        with connection.makefile("rb", buffering=0) as lines:  # not a byte beyond what is asked for: MPI reads on
+            answer = parse(lines.readline(LINE_BYTES))
+            if answer.get("cmd") != "initack":
+                _fail_together(launch, nobody)
+            if answer.get("rc") != "0":
+                raise LaunchError(f"the scheduler on {where} refused this worker: {unquote(answer.get('reason', ''))}")
+            connection.settimeout(None if where.wait_seconds is None else where.wait_seconds + _SPARE_SECONDS)
+            while answer.get("debug") is None:
+                line = lines.readline(LINE_BYTES)
+                answer = parse(line)
+                if not line or answer.get("cmd") == "ended":
+                    _end(launch, where, answer.get("reason"))
+    except OSError:
+        _fail_together(launch, nobody)
+    connection.settimeout(None)
+
+
+@define(eq=False)
+class _Watcher:
+    """Ends this worker when the job has ended elsewhere."""
+
+    connection: socket.socket
+    launch: Launch
+    where: _Scheduler
+    msrun: Msrun | None
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self.connection, getattr(select, "POLLRDHUP", 0))
+        while not poll.poll(1000):
+            if self.msrun is not None and self.msrun.is_gone():
+                os._exit(1)
+        last = b""
+        with suppress(OSError):
+            last = self.connection.recv(LINE_BYTES, socket.MSG_DONTWAIT)
+        _end(self.launch, self.where, parse(last).get("reason"))
+
+
+def _end(launch: Launch, where: _Scheduler, reason: str | None) -> NoReturn:
+    """End at once, since the scheduler ended the job. It has said why in its log, if it did not vanish itself."""
+    if launch.speaks and reason is None:
+        print(f"The scheduler on {where} is gone, and with it the job.", file=sys.stderr)
+    elif launch.speaks and launch.rank:
+        print(f"The scheduler on {where} ended the job: {unquote(reason or '')}", file=sys.stderr)
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(1)
+
+
+def _fail_together(launch: Launch, message: str) -> NoReturn:
+    """Raise in the worker that speaks. The others wait: msrun kills all, the speaker too, when the first one ends."""
+    if launch.speaks:
+        raise LaunchError(message)
+    time.sleep(_KILL_SECONDS)
+    sys.exit(2)
+
+
+@frozen
+class Msrun:
+    """The msrun that started this process and waits for its workers."""
+
+    pid: int
+
+    @classmethod
+    def that_joins(cls) -> Msrun | None:
+        """None where msrun does not wait (without --join=True it ends when all are started), or cannot be looked at."""
+        pid = os.getppid()
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+            name = " ".join(words[:3])
+            joined = "--join=True" in words or ("--join", "True") in pairwise(words)
+            if joined and ("msrun" in name or "mindspore.parallel.cluster" in name):
+                return cls(pid)
+        return None
+
+    def is_gone(self) -> bool:
+        """Whether it has ended and left us behind."""
+        return os.getppid() != self.pid
+
+    def has_worker(self) -> bool:
+        """Whether any of its workers is alive; True where the system does not say."""
+        try:
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+        except OSError:
+            return True
+        return any(_is_worker(int(child)) for child in children if int(child) != os.getpid())
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether a child of msrun is neither dead nor the `tail` that shows a log."""
+    with suppress(OSError):
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        return bool(program) and Path(program.decode(errors="replace")).name != "tail"
+    return False

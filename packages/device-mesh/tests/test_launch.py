@@ -1,0 +1,65 @@
+"""How a process was started, from what launchers leave in its environment."""
+
+from __future__ import annotations
+
+import pytest
+from device_mesh import Launch, launched
+
+MSRUN = {
+    "MS_ROLE": "MS_WORKER",
+    "MS_WORKER_NUM": "8",
+    "MS_SCHED_HOST": "10.0.0.1",
+    "MS_SCHED_PORT": "8118",
+    "RANK_SIZE": "8",
+    "RANK_ID": "5",
+    "MS_NODE_ID": "5",
+    "DEVICE_ID": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "launch"),
+    [
+        ({}, None),
+        ({"SLURM_STEP_NUM_TASKS": "1", "RANK_ID": "0", "MS_WORKER_NUM": "1"}, None),
+        ({"PMI_SIZE": "4", "PMI_RANK": "1", "PMI_FD": "8"}, Launch("mpi", 4, 1)),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, Launch("mpi", 2, 0)),
+        ({"PMIX_RANK": "3", "SLURM_STEP_NUM_TASKS": "6"}, Launch("mpi", 6, 3)),
+        ({"PMIX_RANK": "3"}, Launch("mpi", None, 3)),
+        ({"PMI_PORT": "localhost:4711", "PMI_ID": "2"}, Launch("mpi", None, 2)),
+        (MSRUN, Launch("msrun", 8, 5, 1)),
+        (MSRUN | {"MS_ROLE": "MS_SCHED", "RANK_ID": "0"}, Launch("msrun-scheduler", 8)),
+        ({"MS_WORKER_NUM": "8", "RANK_ID": "3"}, Launch("msrun", 8, 3)),
+    ],
+)
+def test_what_each_launcher_says(environment: dict[str, str], launch: Launch | None) -> None:
+    assert launched(environment) == launch
+
+
+def test_msrun_goes_before_the_launcher_that_started_it() -> None:
+    assert launched(MSRUN | {"PMI_SIZE": "2", "PMI_RANK": "1", "PMI_FD": "9"}) == Launch("msrun", 8, 5, 1)
+    assert launched(MSRUN | {"PMIX_RANK": "1"}) == Launch("msrun", 8, 5, 1)
+
+
+def test_a_pmi_server_of_the_users_own_goes_before_msrun() -> None:
+    assert launched(MSRUN | {"PMI_PORT": "127.0.0.1:4711", "PMI_ID": "5"}) == Launch("mpi", 8, 5)
+
+
+@pytest.mark.parametrize("number", ["", "four", "-1", "٤", "1e3"])
+def test_what_is_not_a_number_is_not_taken_for_one(number: str) -> None:
+    assert launched({"PMI_SIZE": number, "PMI_RANK": number}) == Launch("mpi")
+
+
+@pytest.mark.parametrize(
+    ("launch", "speaks"),
+    [
+        (Launch("mpi", 4, 0), True),
+        (Launch("mpi", 4, 1), False),
+        (Launch("msrun", 8, 4, 0), True),  # the first of the second node
+        (Launch("msrun", 8, 5, 1), False),
+        (Launch("msrun", 8, None, 0), True),
+        (Launch("msrun-scheduler", 8), False),
+    ],
+)
+def test_one_process_speaks_for_all(launch: Launch, speaks: bool) -> None:
+    assert launch.speaks is speaks
