@@ -24,7 +24,7 @@ from parallel_trainer.parallel.fully_shard import ShardedWeights
 from parallel_trainer.parallel.weights import Normal, Weight
 
 ms.set_device("CPU")
-ONE = np.array(1.0)
+ONE = np.array([1.0])
 MICRO_BATCHES = 3
 
 
