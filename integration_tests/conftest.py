@@ -44,12 +44,21 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     long = [int(length) for length in generator.integers(20, 30, 4) * SEQ_LENGTH]
     short = [int(length) for length in generator.integers(5, 2 * SEQ_LENGTH, 120)]
     plain = write("mixed", mixed)
+    _scenarios_corpus(folder / "output" / "python-stdlib", generator)
     return {
         "plain": plain,
         "packed": plain,
         "long": write("long", long),
         "padded": write("padded", short, padded_to=3 * SEQ_LENGTH),
     }
+
+
+def _scenarios_corpus(prefix: Path, generator: np.random.Generator) -> None:
+    """What the files in docs/scenarios read: bytes, and 256 at the end of a document."""
+    prefix.parent.mkdir()
+    with IndexedWriter(prefix, vocab_size=257) as writer:
+        for length in generator.integers(10, 400, 200):
+            writer.add_document(np.append(generator.integers(0, 256, length), 256))
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +79,7 @@ def reports(corpora: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
         environment = rank_environment(world, os.environ) | {"DEVICE_MESH_DEBUG": "1" if world <= 4 else "0"}
         job = subprocess.run(
             [*command, str(HERE / "ranks.py"), str(folder)],
+            cwd=Path(corpora["plain"]).parent,
             env=environment,
             capture_output=True,
             text=True,

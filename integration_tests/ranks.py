@@ -2,9 +2,10 @@
 
     mpiexec -n WORLD python ranks.py FOLDER
 
-FOLDER/corpora.json names the corpus of each text. Rank 0 writes FOLDER/world-N.json: by case name the largest relative
-differences from the run on one rank, and by check name what the checks of `checks.py` found. World 1 runs first and
-leaves the baselines in FOLDER.
+FOLDER/corpora.json names the corpus of each text. Rank 0 writes FOLDER/world-N.json: by case name, and by name of the
+specification's scenarios in docs/, the largest relative differences from the run on one rank, and by check name what
+the checks of `checks.py` found. World 1 runs first and leaves the baselines in FOLDER, which must be the working
+directory: the scenarios read their corpus from output/.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import json
 import sys
 import warnings
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attrs import asdict
 from cases import BASELINES, CASES, STEPS, Case
 from checks import CHECKS
 from device_mesh import Communicator, abort_on_error, connect
-from parallel_config import loads
+from parallel_config import load, loads
 from parallel_trainer.cli.verify import largest_weight_difference
 from parallel_trainer.job import prepare
-from parallel_trainer.trace import Trace
+from parallel_trainer.trace import Trace, on_one_rank
 from parallel_trainer.trainer import Trainer
 
 
@@ -50,6 +53,27 @@ def differences(alone: Trace, together: Trace) -> dict[str, float]:
     return found
 
 
+SCENARIOS = sorted((Path(__file__).parents[1] / "docs" / "scenarios" / "specification").glob("*.yaml"))
+"""For eight ranks."""
+
+
+def scenarios(folder: Path, communicator: Communicator) -> dict[str, dict[str, float]]:
+    """Train each scenario in float64: leave its baseline if this is one rank, else compare with that."""
+    found = {}
+    for path in SCENARIOS:
+        config = load(path)
+        alone = on_one_rank(config)
+        settings = asdict(alone, filter=lambda attribute, _: attribute.name != "source")
+        baseline = folder / f"scenario-{sha256(repr(settings).encode()).hexdigest()}"
+        if communicator.size > 1:
+            together = Trace.record(Trainer(prepare(config, 8, dtype="float64"), communicator), STEPS)
+            found[path.stem] = differences(Trace.load(baseline), together)
+        elif not baseline.exists():  # several differ in parallelism alone
+            baseline.mkdir()
+            Trace.record(Trainer(prepare(alone, 1, dtype="float64"), communicator), STEPS).save(baseline)
+    return found
+
+
 def main(folder: Path) -> None:
     corpora = json.loads((folder / "corpora.json").read_text(encoding="utf-8"))
     communicator = connect()
@@ -67,9 +91,10 @@ def main(folder: Path) -> None:
                 if first:
                     alone = Trace.load(folder / case.model.name)
                     found[case.name] = differences(alone, together) | {"uneven": uneven}
+        trained = scenarios(folder, communicator) if communicator.size in (1, 8) else {}
         checks = {check.__name__: check(communicator) for check in CHECKS if communicator.size in CHECKS[check]}
         if first:
-            report = {"cases": found, "checks": checks}
+            report = {"cases": found, "checks": checks, "scenarios": trained}
             (folder / f"world-{communicator.size}.json").write_text(json.dumps(report), encoding="utf-8")
 
 
