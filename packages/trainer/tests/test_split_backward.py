@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from device_mesh import Communicator, connect
-from mindspore import Tensor, mint
+from mindspore import Tensor, mint, ops
 from mindspore.common import _Function
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels, later
@@ -183,6 +183,44 @@ def test_frozen_weights_leave_nothing() -> None:
     np.testing.assert_allclose(gradient.asnumpy(), np.tile(4 * np.ones(3) @ w1 @ w0, (4, 1)))
     assert products.units == ((),)
     chunk.backward_weight(products)
+
+
+class Reshaped(Unit):
+    """Gives a kernel another tensor than its weight, whose product would be lost."""
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        return mint.sum(kernels("cpu").linear(x, weights[0].reshape(3, 3))).reshape(1)
+
+
+def test_a_product_that_belongs_to_no_weight_is_noticed() -> None:
+    unit = Reshaped([Weight("w", (9,), init=Normal(1.0))])
+    chunk = Chunk([unit], sharded([unit]), reshard_after_forward=True)
+    _, tape = chunk.forward(Tensor(np.ones((4, 3))), None)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="unit 0 gives kernels other tensors than its weights"):
+        chunk.backward_input(tape, Tensor(ONE))
+
+
+def test_experts_products_are_put_off() -> None:
+    """Three experts, of which one has no rows: what is left is what the whole backward gives."""
+    generator = np.random.default_rng(0)
+    rows, gate_up, down = (Tensor(generator.standard_normal(shape)) for shape in ((5, 4), (3, 6, 4), (3, 4, 3)))
+    counts = np.array([2, 0, 3])
+
+    def run(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        return kernels("cpu").grouped_mlp(x, counts, gate_up, down)
+
+    gradient = ops.GradOperation(get_all=True, sens_param=True)(run)
+    dy = Tensor(generator.standard_normal((5, 4)))
+    d_rows, *expected = (found.asnumpy() for found in gradient(rows, gate_up, down, dy))
+    with later.put_off() as products:
+        found, *nothing = gradient(rows, gate_up, down, dy)
+    np.testing.assert_array_equal(found.asnumpy(), d_rows)
+    assert not any(zeros.asnumpy().any() for zeros in nothing)
+    for weight, whole in zip((gate_up, down), expected, strict=True):
+        (product,) = products.of(weight)
+        np.testing.assert_array_equal(product(), whole)
+        assert whole[0].any()
+        assert not whole[1].any()
 
 
 def test_products_are_put_off_inside_only() -> None:

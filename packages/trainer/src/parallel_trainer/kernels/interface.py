@@ -5,8 +5,8 @@ Tensors are float32 or float64, all of one call alike, and results have their dt
 tensors is differentiable in them. What comes from the data pipeline (labels, masks, positions) stays on the
 host as NumPy arrays.
 
-The weight gradients of the two linear kernels are products that a backward can leave for later (`later.py`): a
-weight that a unit gives to one of them goes nowhere else in that unit.
+The weight gradients of the linear kernels and of `grouped_mlp` are products that a backward can leave for later
+(`later.py`): a weight that a unit gives to one of them goes nowhere else in that unit.
 
 Weights may have been freed and filled again between forward and backward, so a kernel keeps the weight
 tensor itself and never a view of its memory, and returns memory of its own.

@@ -27,6 +27,9 @@ class Products:
         """Keep a product; it may hold tensors of the forward and the backward, but not the weight."""
         self._products.append((weight, product))
 
+    def __len__(self) -> int:
+        return len(self._products)
+
     def of(self, weight: Tensor) -> tuple[Product, ...]:
         """Those of one weight: the tensor object that was given to the forward."""
         return tuple(product for other, product in self._products if other is weight)
@@ -49,3 +52,12 @@ def put_off() -> Iterator[Products]:
 def running() -> Products | None:
     """For the backward of a kernel: where to leave the product of its weight; None to compute it at once."""
     return _running.get()
+
+
+def gradient(weight: Tensor, product: Product) -> Tensor | None:
+    """For the backward of a kernel: the gradient of its weight, or None where the product is left for later."""
+    products = running()
+    if products is None:
+        return Tensor.from_numpy(product())
+    products.add(weight, product)
+    return None

@@ -93,7 +93,7 @@ class Chunk:
     def backward_input(self, tape: Tape, gradient: Tensor) -> tuple[Tensor, Products]:
         """Like `backward`, but with the weights' matrix products left for `backward_weight`.
 
-        Gradients that are no such product (of norms, biases, the embedding) are added at once.
+        Gradients that are no such product (of norms, biases, the embedding, a router) are added at once.
         """
         left = []
         for index in reversed(range(len(self.units))):
@@ -108,6 +108,8 @@ class Chunk:
                         self._add(sharded, of_weight)
                     elif sharded.weight.trainable:
                         of_unit.append((sharded, found))
+                claimed = sum(len(products.of(tensor)) for tensor in self._tensors[index])
+                assert claimed == len(products), f"{self.names[index]} gives kernels other tensors than its weights"
                 left.append(tuple(of_unit))
         return gradient, Products(tuple(left))
 

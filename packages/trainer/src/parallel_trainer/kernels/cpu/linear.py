@@ -35,11 +35,7 @@ class _Linear(_Function):
         if x_needed:
             dx = Tensor.from_numpy(np.matmul(dy_rows, weight.asnumpy()).reshape(x.shape))
         if weight_needed:
-            products = later.running()
-            if products is None:
-                d_weight = Tensor.from_numpy(_product(dy, x))
-            else:
-                products.add(weight, partial(_product, dy, x))
+            d_weight = later.gradient(weight, partial(_product, dy, x))
         if bias_needed:
             d_bias = Tensor.from_numpy(dy_rows.sum(axis=0))
         return dx, d_weight, d_bias
