@@ -218,7 +218,7 @@ def test_rank_that_dies_amid_a_schedule_takes_the_pipeline_down(
     assert done.returncode not in (0, None)
     assert (done.stdout + done.stderr).count(said) == 1, done.stdout + done.stderr
     assert len(metrics(tmp_path / "out")) == 1
-    assert seconds < 15
+    assert seconds < 30
     assert running(str(path)) == []
 
 
