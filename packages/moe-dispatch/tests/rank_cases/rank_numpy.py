@@ -98,6 +98,10 @@ def sends_a_token_to_a_node_once(comm: Communicator, ranks_per_node: int) -> Non
         before = dispatcher.sent.between_nodes
         route.dispatch(tokens)
         assert dispatcher.sent.between_nodes - before == rows * HIDDEN * 4
+    same_node = [e for chosen in expert_ids.tolist() for e in chosen if e // (4 * ranks_per_node) == node]
+    rows = sum(expert // 4 != comm.rank for expert in same_node)
+    counts = (ranks_per_node - 1) * 4 * 8  # an int64 for each of its experts to each other rank
+    assert plain.sent.within_nodes == rows * HIDDEN * 4 + counts
 
 
 def case_two_ranks(comm: Communicator, ranks_per_node: int | None) -> None:
