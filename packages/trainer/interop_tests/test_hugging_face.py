@@ -125,7 +125,9 @@ def randomized(model, seed):
     biases = [bias for name, bias in model.named_buffers() if name.endswith("e_score_correction_bias")]
     with torch.no_grad():
         for weight in (*model.parameters(), *biases):
-            weight += 0.2 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            # What a part of a model starts with may be memory as it was.
+            center = 1.0 if weight.ndim == 1 else 0.0
+            weight.copy_(center + 0.2 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
     return model
 
 
