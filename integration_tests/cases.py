@@ -215,7 +215,7 @@ class Case:
         context = [f"{self.method} context parallel"] if self.cp > 1 else []
         kind = "zero-bubble" if self.zero_bubble != "none" else "interleaved" if self.chunks > 1 else ""
         pipeline = [f"{kind} pipeline".strip()] if self.pp > 1 else []
-        experts = ["expert parallel"] if self.ep > 1 else []
+        experts = ["expert parallel"] if self.ep > 1 else ["experts"] if self.model.architecture != "qwen3" else []
         return " x ".join([*pipeline, *experts, *(["tensor parallel"] if self.tp > 1 else []), *context, "FSDP, HSDP"])
 
     @property

@@ -29,7 +29,7 @@ def _plan(case: Case) -> Key:
 
 
 def _kind(case: Case) -> Key:
-    return case.model.dtype, case.dimensions
+    return case.model.dtype, case.dimensions.replace(f"{case.method} context", "context")
 
 
 TABLES: Mapping[Path, tuple[Callable[[Case], Key], tuple[str, ...]]] = {

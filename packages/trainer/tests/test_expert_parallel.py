@@ -12,7 +12,8 @@ from device_mesh import connect
 from mindspore import Tensor, mint, nn, ops
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
-from parallel_trainer.parallel.expert_parallel import ExpertLoads, ExpertParallel, RoutingRecord, update_biases
+from parallel_trainer.parallel.expert_parallel import ExpertParallel, update_biases
+from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 
 ms.set_device("CPU")
 ROWS, LENGTH, EXPERTS, CHOSEN = 2, 5, 4, 2

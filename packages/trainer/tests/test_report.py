@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from parallel_config.schema import MoeMonitor
+from parallel_trainer.errors import UserError
+from parallel_trainer.parallel.routing_record import ExpertLoads
 from parallel_trainer.report.console import Console
+from parallel_trainer.report.experts import ExpertFiles, watched_layers
 from parallel_trainer.report.files import RunFiles, draw_curve_of
 from parallel_trainer.report.record import StepRecord
 
@@ -81,3 +86,41 @@ def test_a_person_who_watches_sees_a_bar(capsys: pytest.CaptureFixture[str], mon
     assert "step 1/2" in shown.out
     assert "100%" in shown.err
     assert "loss 1.5000" in shown.err
+
+
+LAYERS = ("model.layers.1", "model.layers.2", "model.layers.4")
+
+
+@pytest.mark.parametrize(
+    ("monitor", "chosen"),
+    [
+        (MoeMonitor(), ()),
+        (MoeMonitor(save_tokens_per_expert_interval=1), LAYERS),
+        (MoeMonitor(save_tokens_per_expert_interval=1, target_layers=("1-2", "4")), LAYERS),
+        (MoeMonitor(save_tokens_per_expert_interval=1, target_layers=("2",)), LAYERS[1:2]),
+    ],
+)
+def test_watched_layers_are_those_of_the_file(monitor: MoeMonitor, chosen: tuple[str, ...]) -> None:
+    assert watched_layers(monitor, LAYERS) == chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("3", "model.layers.3, which has no experts"), ("a-b", "'a-b'"), ("-1", "'-1'")]
+)
+def test_layer_that_cannot_be_watched_is_refused(text: str, named: str) -> None:
+    with pytest.raises(UserError, match=named) as caught:
+        watched_layers(MoeMonitor(save_tokens_per_expert_interval=1, target_layers=(text,)), LAYERS)
+    assert "1, 2, 4" in str(caught.value) or "write for example" in str(caught.value)
+
+
+def test_loads_of_experts_are_kept_every_few_steps_and_drawn(tmp_path: Path) -> None:
+    files = ExpertFiles(tmp_path, LAYERS[:2], interval=2)
+    for step in (1, 2, 3):
+        files.step(step, ExpertLoads(LAYERS, np.arange(12).reshape(3, 4) * step, 0.0))
+    files.close()
+    lines = [json.loads(line) for line in (tmp_path / "tokens_per_expert.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 3]
+    assert lines[1]["tokens_per_expert"] == {LAYERS[0]: [0, 3, 6, 9], LAYERS[1]: [12, 15, 18, 21]}
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert [picture.name for picture in pictures] == [f"expert_load_{layer}.png" for layer in LAYERS[:2]]
+    assert all(picture.read_bytes().startswith(b"\x89PNG\r\n") for picture in pictures)

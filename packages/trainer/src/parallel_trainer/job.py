@@ -16,6 +16,7 @@ from parallel_trainer.models.config import model_config
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.optim.schedules import Schedule, build_schedule
 from parallel_trainer.precision import compute_dtype
+from parallel_trainer.report.experts import watched_layers
 from parallel_trainer.support import fields_without_effect, refusals
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Job:
     dtype:    float32 or float64, of weights and arithmetic.
     schedule: learning rate by step.
     dataset:  samples by number; only its index is in memory.
+    watched:  names of the layers whose loads of experts are written down.
     notes:    sentences that the user should see once.
     """
 
@@ -42,6 +44,7 @@ class Job:
     dtype: np.dtype
     schedule: Schedule
     dataset: Dataset
+    watched: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -113,6 +116,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
 
     model = attempt(lambda: model_config(config.model))
     types = (np.dtype(dtype), None) if dtype else None
+    watched = attempt(lambda: watched_layers(config.monitor.moe_monitor, model.expert_layers) if model else ())
     computing = types or (attempt(lambda: compute_dtype(config)) if model else None)
     schedule = attempt(lambda: _schedule(config))
     dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
@@ -123,7 +127,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     ignored = fields_without_effect(config)
     if ignored:
         notes.append(f"The file sets fields that have no effect in this version: {', '.join(ignored)}.")
-    return Job(config, parallel_plan, model, chosen, schedule, dataset, tuple(notes))
+    return Job(config, parallel_plan, model, chosen, schedule, dataset, watched or (), tuple(notes))
 
 
 def _schedule(config: TrainConfig) -> Schedule:

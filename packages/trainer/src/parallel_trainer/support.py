@@ -82,6 +82,7 @@ _ACTED_ON = (
     | _under("model", "model_type", "architectures", "seq_length", "params_dtype", "compute_dtype")
     | _under("model", "use_flash_attention", "use_attn_mask_compression", "use_eod_attn_mask_compression")
     | _under("model", "calculate_per_token_loss", "pad_token_id")
+    | _under("monitor.moe_monitor", "save_tokens_per_expert_interval", "target_layers")
     | _under("train_dataset.dataloader", "type", "shuffle", "column_names", "datasets_type", "sizes")
     | _under("train_dataset.dataloader.config", "data_path", "train_data_path", "valid_data_path", "test_data_path")
     | _under("train_dataset.dataloader.config", "split", "seq_length", "seed", "eod", "pad", "eod_mask_loss")

@@ -23,13 +23,12 @@ from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.context_parallel import build_attention, cut
 from parallel_trainer.parallel.expert_parallel import (
     Dispatcher,
-    ExpertLoads,
     ExpertParallel,
-    RoutingRecord,
     update_biases,
 )
 from parallel_trainer.parallel.fully_shard import ShardedWeights, averaging_divisor
 from parallel_trainer.parallel.pipeline import Order, Pipeline, stage_units, unit_names, weight_ranks
+from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.step import StepResult, training_step

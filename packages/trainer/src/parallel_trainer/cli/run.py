@@ -20,6 +20,7 @@ from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
 from parallel_trainer.report.record import StepRecord
 
 if TYPE_CHECKING:
+    from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles
     from parallel_trainer.trainer import Trainer
 
@@ -96,15 +97,19 @@ def _in_launch(launch: Launch, config: Path, output: Path, nproc: int | None) ->
 
 def _train(job: Job, communicator: Communicator, output: Path) -> None:
     # MindSpore, matplotlib and TensorBoard, which the process that starts the ranks does without
+    from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles, draw_curve_of
     from parallel_trainer.trainer import Trainer
 
     trainer = Trainer(job, communicator)
     reports: list[Console | RunFiles] = []
+    experts: ExpertFiles | None = None
     if communicator.rank == 0:
         _check_output(output)
         _introduce(job, trainer)
         reports = [Console(job.config.training.steps), RunFiles(output)]
+        interval = job.config.monitor.moe_monitor.save_tokens_per_expert_interval
+        experts = ExpertFiles(output, job.watched, interval) if job.watched and interval else None
     try:
         tokens = job.plan.global_batch_size * job.seq_length
         while trainer.step < job.config.training.steps:
@@ -126,9 +131,13 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
             )
             for report in reports:
                 report.step(record)
+            if experts and trainer.loads:
+                experts.step(trainer.step, trainer.loads)
     finally:
         for report in reports:
             report.close()
+    if experts:
+        experts.close()
     if reports:
         draw_curve_of(output)
         print(f"Metrics, TensorBoard events and the loss curve are in {output}")

@@ -1,0 +1,51 @@
+"""How many tokens routers send to each expert, counted on every rank and added up once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import frozen
+from device_mesh import Communicator
+
+
+class RoutingRecord:
+    """What routers did since the last `collect`, on this rank.
+
+    layers:      names of the model's layers with experts, also those of other pipeline stages.
+    num_experts: of each of them.
+    """
+
+    def __init__(self, layers: Sequence[str], num_experts: int) -> None:
+        self.layers = tuple(layers)
+        self._tokens = np.zeros((len(self.layers), num_experts))
+        self._losses = np.zeros((len(self.layers), 1))
+
+    def add_tokens(self, layer: str, ids: np.ndarray) -> None:
+        """Count the experts `ids` (T, K) that a layer's tokens were routed to."""
+        self._tokens[self.layers.index(layer)] += np.bincount(ids.reshape(-1), minlength=self._tokens.shape[1])
+
+    def add_loss(self, layer: str, loss: float) -> None:
+        """Add this rank's part of a layer's auxiliary loss."""
+        self._losses[self.layers.index(layer)] += loss
+
+    def collect(self, world: Communicator) -> ExpertLoads:
+        """The sum over all ranks, which is the global batch's, and start anew. Collective over the world."""
+        total = world.all_reduce(np.hstack([self._tokens, self._losses]))
+        self._tokens[...] = 0
+        self._losses[...] = 0
+        return ExpertLoads(self.layers, total[:, :-1].astype(np.int64), float(total[:, -1].sum()))
+
+
+@frozen(eq=False)
+class ExpertLoads:
+    """What the routers of all layers did with a global batch, the same on every rank.
+
+    layers:            names of the layers with experts.
+    tokens_per_expert: int64 (layers, experts), tokens of the batch that each expert got.
+    balance_loss:      sequence auxiliary loss, the mean over sequences summed over layers, with its coefficient.
+    """
+
+    layers: tuple[str, ...]
+    tokens_per_expert: np.ndarray
+    balance_loss: float
