@@ -64,16 +64,16 @@ class Job:
         self._clients.append(Client(socket.create_connection(self._listener.getsockname(), timeout=SECONDS)))
         return self._clients[-1]
 
-    def rank(self, rank: int) -> Client:
+    def rank(self, rank: int, words: str = "") -> Client:
         """A rank that has joined."""
         client = self.client()
-        client.say(f"cmd=initack pmiid={rank} size={self.size}")
+        client.say(f"cmd=initack pmiid={rank} size={self.size}{words}")
         assert client.hear() == {"cmd": "initack", "rc": "0"}
         return client
 
-    def ranks(self) -> list[Client]:
+    def ranks(self, words: str = "") -> list[Client]:
         """All ranks, which have been told to go on."""
-        clients = [self.rank(rank) for rank in range(self.size)]
+        clients = [self.rank(rank, words) for rank in range(self.size)]
         for rank, client in enumerate(clients):
             told = client.hear() | client.hear() | client.hear()
             assert told == {"cmd": "set", "size": str(self.size), "rank": str(rank), "debug": "0"}
@@ -186,6 +186,7 @@ def test_who_is_not_a_rank_is_refused_and_the_job_goes_on(job: Job, greeting: st
 def test_a_rank_too_many_is_told_that_the_job_has_all(job: Job) -> None:
     job.ranks()
     answer = job.client().ask("cmd=initack pmiid=1 size=3")
+    assert answer["rc"] == str(rendezvous.FULL)
     assert unquote(answer["reason"]).endswith("all 3 of the job here: another job needs another port")
 
 
@@ -294,8 +295,10 @@ def test_another_scheduler_waits_for_the_end_of_its_own_job_only(job: Job) -> No
     assert job.client().ask("cmd=observe size=4") == {"cmd": "observe", "rc": "1", "size": "3"}
     observer = job.client()
     assert observer.ask("cmd=observe size=3") == {"cmd": "observe", "rc": "0"}
-    clients = job.ranks()
+    clients = job.ranks(" msrun=77")
     assert job.client().ask("cmd=observe size=3")["rc"] == "1"
+    assert job.client().ask("cmd=observe size=3 msrun=78")["rc"] == "1"
+    assert job.client().ask("cmd=observe size=3 msrun=77")["rc"] == "0"
     for client in clients:
         client.ask("cmd=finalize")
         client.close()

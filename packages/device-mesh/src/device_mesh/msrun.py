@@ -28,7 +28,7 @@ from attrs import define, frozen
 
 from device_mesh.launch import Launch, LaunchError, launched
 from device_mesh.pmi import LINE_BYTES, parse
-from device_mesh.rendezvous import FIRST_LINE_SECONDS, Aborted, Ended, Rendezvous, keep_alive
+from device_mesh.rendezvous import FIRST_LINE_SECONDS, FULL, Aborted, Ended, Rendezvous, keep_alive
 
 _RETRY_SECONDS = 0.1
 _LOCAL_SCHEDULER_SECONDS = 60.0
@@ -84,12 +84,13 @@ class _Scheduler:
 def schedule(environment: Mapping[str, str] = os.environ) -> int:
     """Be msrun's scheduler until the job is over; returns the exit code. What a person should know is printed."""
     where = _Scheduler.of(environment)
-    watch = _watch_of(Msrun.that_joins())
+    msrun = Msrun.that_joins()
+    watch = _watch_of(msrun)
     try:
         listener = where.listen()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return _leave_to_other(where, watch)
+            return _leave_to_other(where, watch, msrun)
         return _fail(
             f"cannot listen on {where}: {error.strerror}. Give msrun a --master_addr and --master_port to use."
         )
@@ -114,12 +115,12 @@ async def _serve(rendezvous: Rendezvous, listener: socket.socket) -> None:
     await rendezvous.serve(listener)
 
 
-def _leave_to_other(where: _Scheduler, watch: Callable[[bool], None]) -> int:
+def _leave_to_other(where: _Scheduler, watch: Callable[[bool], None], msrun: Msrun | None) -> int:
     """Where another scheduler of the same job has the port (a second msrun on its machine), wait until it is done."""
     taken = f"cannot listen on {where}, where another program does"
     try:
         with socket.create_connection((where.host, where.port), FIRST_LINE_SECONDS) as other:
-            other.sendall(f"cmd=observe size={where.size}\n".encode())
+            other.sendall(f"cmd=observe size={where.size}{_name(msrun)}\n".encode())
             with other.makefile("rb", buffering=0) as lines:
                 answer = parse(lines.readline(LINE_BYTES))
                 if answer.get("cmd") == "observe" and answer.get("rc") == "1":
@@ -128,7 +129,10 @@ def _leave_to_other(where: _Scheduler, watch: Callable[[bool], None]) -> int:
                     _say(f"Another msrun of this job has its scheduler on {where} and connects these workers too.")
                     while not select.select([other], [], [], 1.0)[0]:
                         watch(True)
-                    return 0 if parse(lines.readline(LINE_BYTES)).get("cmd") == "finished" else 1
+                    last = parse(lines.readline(LINE_BYTES))
+                    if last.get("cmd") == "finished":
+                        return 0
+                    return _fail(unquote(last.get("reason", f"the scheduler on {where} is gone.")))
     except Ended as ended:
         return _fail(str(ended), ended.exit_code)
     except OSError:
@@ -179,17 +183,18 @@ def join() -> None:
             "msrun left the numbers of the workers to MindSpore's cluster, which does not run on CPUs here: give each "
             "msrun its --node_rank",
         )
-    connection = _reach(where, launch)
-    _greet(connection, where, launch)
+    msrun = Msrun.that_joins()
+    connection = _reach(where, launch, msrun)
+    _greet(connection, where, launch, msrun)
     for name in [name for name in os.environ if name.startswith(("PMI_", "PMIX_"))]:
         del os.environ[name]  # of the launcher that started msrun
     os.environ |= {"PMI_FD": str(os.dup(connection.fileno())), "PMI_RANK": str(launch.rank)}
     os.environ["PMI_SIZE"] = str(where.size)
-    watcher = _Watcher(connection, launch, where, Msrun.that_joins())
+    watcher = _Watcher(connection, launch, where, msrun)
     threading.Thread(target=watcher.run, name="msrun-scheduler", daemon=True).start()
 
 
-def _reach(where: _Scheduler, launch: Launch) -> socket.socket:
+def _reach(where: _Scheduler, launch: Launch, msrun: Msrun | None) -> socket.socket:
     """Connect; the scheduler may start after its workers, on another machine much later."""
     own = launch.rank == launch.local_rank and where.is_here()
     limits = [_LOCAL_SCHEDULER_SECONDS if own else None, where.wait_seconds]
@@ -205,23 +210,28 @@ def _reach(where: _Scheduler, launch: Launch) -> socket.socket:
                     f"the scheduler of this job does not answer on {where} ({error.strerror or error}), after "
                     f"{limit:g} s: its log is scheduler.log, where msrun with that --master_addr runs",
                 )
+            if msrun is not None and msrun.is_gone():
+                sys.exit(1)
             time.sleep(_RETRY_SECONDS)
         else:
             keep_alive(connection)
             return connection
 
 
-def _greet(connection: socket.socket, where: _Scheduler, launch: Launch) -> None:
+def _greet(connection: socket.socket, where: _Scheduler, launch: Launch, msrun: Msrun | None) -> None:
     """Say who we are, and return when all ranks are there."""
     nobody = f"what answers on {where} is not the scheduler of this job: give msrun another --master_port"
     try:
-        connection.sendall(f"cmd=initack pmiid={launch.rank} size={where.size}\n".encode())
+        connection.sendall(f"cmd=initack pmiid={launch.rank} size={where.size}{_name(msrun)}\n".encode())
         with connection.makefile("rb", buffering=0) as lines:  # not a byte beyond what is asked for: MPI reads on
             answer = parse(lines.readline(LINE_BYTES))
             if answer.get("cmd") != "initack":
                 _fail_together(launch, nobody)
             if answer.get("rc") != "0":
-                raise LaunchError(f"the scheduler on {where} refused this worker: {unquote(answer.get('reason', ''))}")
+                refusal = f"the scheduler on {where} refused this worker: {unquote(answer.get('reason', ''))}"
+                if answer.get("rc") == str(FULL):
+                    _fail_together(launch, refusal)
+                raise LaunchError(refusal)
             connection.settimeout(None if where.wait_seconds is None else where.wait_seconds + _SPARE_SECONDS)
             while answer.get("debug") is None:
                 line = lines.readline(LINE_BYTES)
@@ -255,10 +265,10 @@ class _Watcher:
 
 
 def _end(launch: Launch, where: _Scheduler, reason: str | None) -> NoReturn:
-    """End at once, since the scheduler ended the job. It has said why in its log, if it did not vanish itself."""
+    """End at once, since the scheduler ended the job: it told why, or vanished itself."""
     if launch.speaks and reason is None:
         print(f"The scheduler on {where} is gone, and with it the job.", file=sys.stderr)
-    elif launch.speaks and launch.rank:
+    elif launch.speaks and not where.is_here():  # here its log says why, and msrun shows it
         print(f"The scheduler on {where} ended the job: {unquote(reason or '')}", file=sys.stderr)
     with suppress(Exception):
         sys.stdout.flush()
@@ -303,6 +313,11 @@ class Msrun:
         except OSError:
             return True
         return any(_is_worker(int(child)) for child in children if int(child) != os.getpid())
+
+
+def _name(msrun: Msrun | None) -> str:
+    """The word by which the server can tell that two processes belong to the same msrun."""
+    return "" if msrun is None else f" msrun={msrun.pid}"
 
 
 def _is_worker(pid: int) -> bool:

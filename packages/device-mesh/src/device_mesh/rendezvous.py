@@ -1,8 +1,9 @@
 """A server where the ranks of an MPI job find each other without mpiexec, and which notices when one of them dies.
 
-It speaks PMI-1. Each rank keeps one connection for as long as it lives. It says `cmd=initack pmiid=RANK size=RANKS`
-(the size may be left out) and is told to go on when all ranks have come. A connection that ends before `cmd=finalize`
-is a rank that died, and ends the job: the others are told `cmd=ended reason=...` and cut off.
+It speaks PMI-1. Each rank keeps one connection for as long as it lives. It says
+`cmd=initack pmiid=RANK size=RANKS msrun=ID` (all but its rank may be left out) and is told to go on when all ranks have
+come. A connection that ends before `cmd=finalize` is a rank that died, and ends the job: the others are told
+`cmd=ended reason=...` and cut off.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from device_mesh.pmi import LINE_BYTES, KeyValues, ProtocolError, parse
 
 FIRST_LINE_SECONDS = 10.0
 """How long a client that has connected may take to say who it is."""
+
+FULL = 2
+"""The `rc` with which a rank too many is refused."""
 
 _FLUSH_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
@@ -43,9 +47,10 @@ class Aborted(Ended):
 
 @define(eq=False)
 class _Member:
-    """A rank that has joined."""
+    """A rank that has joined. `msrun` is what started it, if it says."""
 
     rank: int
+    msrun: str | None
     where: str
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -185,9 +190,9 @@ class Rendezvous:
         problem = self._problem(words)
         if problem is not None:
             self._refused(f"a worker at {where}: {problem}")
-            writer.write(f"cmd=initack rc=1 reason={quote(problem)}\n".encode())
+            writer.write(f"cmd=initack rc={1 if self._missing() else FULL} reason={quote(problem)}\n".encode())
             return None
-        member = _Member(int(words["pmiid"]), where, reader, writer)
+        member = _Member(int(words["pmiid"]), words.get("msrun"), where, reader, writer)
         self._members[member.rank] = member
         member.tell("cmd=initack rc=0")
         if not self._missing():
@@ -215,8 +220,12 @@ class Rendezvous:
             self.say(f"Refused {whom}.")
 
     async def _observe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, words: dict[str, str]) -> None:
-        """Let another scheduler of the same job wait for its end; send one of another job away."""
-        if words.get("size") != str(self.size) or not self._missing():
+        """Let another scheduler of the same job wait for its end; send one of another job away.
+
+        It is of the same job if ranks are still missing, or its msrun started some of those that have come.
+        """
+        related = "msrun" in words and any(member.msrun == words["msrun"] for member in self._members.values())
+        if words.get("size") != str(self.size) or not (self._missing() or related):
             writer.write(f"cmd=observe rc=1 size={self.size}\n".encode())
             return
         writer.write(b"cmd=observe rc=0\n")

@@ -1,0 +1,226 @@
+"""Ranks under a real msrun: they connect, and whatever goes wrong is said once, ends soon and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from attrs import define
+
+BIN = Path(sys.executable).parent
+LIMIT_SECONDS = 60.0
+PROGRAM = """\
+import os, sys, time
+role, node_rank = os.environ["MS_ROLE"], os.environ.get("MS_NODE_ID")
+EARLY
+import numpy as np
+from device_mesh import abort_on_error, connect
+
+comm = connect()
+with abort_on_error(comm):
+    total = comm.all_reduce(np.arange(3.0) + comm.rank)
+    print("rank", comm.rank, "of", comm.size, "has", total.tolist(), flush=True)
+    BODY
+"""
+
+
+@define
+class Job:
+    """What one call of msrun leaves to look at."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def wait(self) -> tuple[int, str]:
+        """The exit code and what was on the terminal, which msrun ends with its own traceback of an error."""
+        printed, _ = self.process.communicate(timeout=LIMIT_SECONDS)
+        return self.process.returncode, printed
+
+    def until(self, found: Callable[[], object]) -> None:
+        """Wait until something can be seen."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not found():
+            assert time.monotonic() < deadline, [path.read_text() for path in self.folder.iterdir()]
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
+    """Start a program under msrun. At the end no process of it is left, and no shared memory."""
+    memory = set(Path("/dev/shm").glob("mpich_*"))
+    script = tmp_path / "ranks.py"
+    jobs = []
+
+    def launch(body: str = "pass", *, early: str = "", workers: int = 2, name: str = "logs", options: str = "") -> Job:
+        script.write_text(PROGRAM.replace("EARLY", early).replace("BODY", body), encoding="utf-8")
+        numbers = "" if "local_worker_num" in options else f"--worker_num={workers} --local_worker_num={workers}"
+        command = [BIN / "msrun", *numbers.split(), f"--master_port={port}", "--join=True"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
+        environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3"}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [*command, f"--log_dir={tmp_path / name}", *options.split(), str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        jobs.append(Job(process, tmp_path / name))
+        return jobs[-1]
+
+    yield launch
+    for job in jobs:
+        job.process.kill()
+        job.process.wait()
+    deadline = time.monotonic() + 10
+    while (left := running(script)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    tails = [pid for job in jobs for pid in running(job.folder)]  # a msrun that is killed leaves what shows its logs
+    for pid in {*left, *tails}:
+        os.kill(pid, signal.SIGKILL)
+    for job in jobs:
+        job.process.communicate()
+    assert not left
+    ours = set(Path("/dev/shm").glob("mpich_*")) - memory
+    assert not ours or _others_use_mpi(), ours
+
+
+def _others_use_mpi() -> bool:
+    """Whether shared memory may be of another program of this machine, which MPI has just begun to share."""
+    return any(b"PMI_FD" in _read(f"/proc/{pid}/environ") for pid in os.listdir("/proc") if pid.isdigit())
+
+
+def running(path: Path) -> list[int]:
+    """Processes that have a file, or one of a folder, on their command line; msrun and dead ones left out."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        line = _read(f"/proc/{pid}/cmdline")
+        if str(path).encode() in line and b"--join=True" not in line:
+            found.append(int(pid))
+    return found
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_workers_connect_over_shared_memory(start: Callable[..., Job]) -> None:
+    shared = 'print("mpich_shm" in open("/proc/self/maps").read(), flush=True)'
+    job = start(f"{shared}; comm.all_to_all(np.zeros((comm.size, 300_000)))", workers=4)
+    assert job.wait()[0] == 0
+    for rank in range(4):
+        assert job.log(f"worker_{rank}") == f"rank {rank} of 4 has [6.0, 10.0, 14.0]\nTrue\n"
+    assert job.log("scheduler").splitlines()[1:] == ["All 4 ranks have joined.", "All ranks have finished."]
+
+
+def test_one_worker(start: Callable[..., Job]) -> None:
+    job = start(workers=1)
+    assert job.wait()[0] == 0
+    assert job.log("worker_0") == "rank 0 of 1 has [0.0, 1.0, 2.0]\n"
+
+
+def test_an_error_is_shown_once_and_ends_all(start: Callable[..., Job]) -> None:
+    code, printed = start("1 / 0 if comm.rank else comm.barrier()", workers=3).wait()
+    assert code != 0
+    assert printed.count("ZeroDivisionError") == 1
+    assert "rank 1 of 3 failed:" in printed
+    assert "Error: " not in printed.replace("ZeroDivisionError: ", "").replace("RuntimeError: ", "")
+
+
+def test_a_killed_rank_is_named(start: Callable[..., Job]) -> None:
+    code, printed = start("comm.barrier() if comm.rank else os.kill(os.getpid(), 9)").wait()
+    assert code != 0
+    assert re.search(r"Error: Rank 0 of 2, at 127.0.0.1:\d+, ended without finishing\.", printed)
+
+
+@pytest.mark.parametrize("dies", ["os.kill(os.getpid(), 9)", "time.sleep(2); sys.exit(3)"], ids=["at once", "later"])
+def test_a_worker_that_dies_before_it_joins(start: Callable[..., Job], dies: str) -> None:
+    code, printed = start(early=f"if role == 'MS_WORKER' and node_rank == '1': {dies}").wait()
+    assert code != 0
+    assert "Error: Rank 0 of 2" in printed or "Error: All workers of this msrun ended before" in printed
+
+
+def test_a_rank_that_two_workers_claim(start: Callable[..., Job]) -> None:
+    code, printed = start(early="os.environ['MS_NODE_ID'] = '0'").wait()
+    assert code != 0
+    assert printed.count("refused this worker: rank 0 has joined already, from 127.0.0.1:") == 1
+
+
+def test_workers_that_msrun_gives_no_numbers(start: Callable[..., Job]) -> None:
+    code, printed = start(options="--worker_num=3 --local_worker_num=1 --cluster_time_out=3").wait()
+    assert code != 0
+    assert "1 of 3 ranks joined within 3 s, and ranks 1, 2 did not" in printed
+
+
+def test_a_port_that_is_taken(start: Callable[..., Job], port: int) -> None:
+    """Another job, started while the first runs, ends; so does one whose port another program has."""
+    first = start("time.sleep(60)", name="first")
+    first.until(lambda: "rank 1 of 2" in first.log("worker_1"))
+    code, printed = start(name="second").wait()
+    assert code != 0
+    assert f"Error: another job, of 2 ranks, has 127.0.0.1:{port}. Give msrun another --master_port." in printed
+    assert printed.count("and so have all 2 of the job here: another job needs another port") == 1
+    first.process.send_signal(signal.SIGINT)
+    first.wait()
+    with socket.create_server(("127.0.0.1", port)) as stranger:
+        stranger.listen()
+        code, printed = start(name="third").wait()
+    assert code != 0
+    assert f"Error: cannot listen on 127.0.0.1:{port}, where another program does." in printed
+
+
+def test_the_scheduler_is_killed(start: Callable[..., Job]) -> None:
+    job = start("time.sleep(60)")
+    job.until(lambda: "rank 1 of 2" in job.log("worker_1"))
+    (scheduler,) = [
+        pid for pid in running(job.folder.parent / "ranks.py") if b"MS_SCHED\0" in _read(f"/proc/{pid}/environ")
+    ]
+    os.kill(scheduler, signal.SIGKILL)
+    code, printed = job.wait()
+    assert code != 0
+    assert len(re.findall(r"The scheduler on 127.0.0.1:\d+ is gone, and with it the job\.", printed)) == 1
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_msrun_is_killed(start: Callable[..., Job], joined: bool) -> None:
+    missing = 0 if joined else 1
+    job = start("time.sleep(60)", options=f"--worker_num={2 + missing} --local_worker_num=2 --node_rank=0")
+    job.until(lambda: "rank 1 of 2" in job.log("worker_1") if joined else "Waiting" in job.log("scheduler"))
+    job.process.kill()
+    job.process.wait()
+    job.until(lambda: "was killed" in job.log("scheduler") or "ended" in job.log("scheduler"))
+
+
+def test_two_calls_of_msrun_are_one_job(start: Callable[..., Job]) -> None:
+    """Two nodes on one machine: whose rank dies, both end."""
+    body = "comm.barrier(); comm.rank == 1 and os.kill(os.getpid(), 9); comm.barrier(); time.sleep(60)"
+    options = "--worker_num=4 --local_worker_num=2 --node_rank="
+    nodes = [start(body, name=f"node{rank}", options=f"{options}{rank}") for rank in (0, 1)]
+    ends = [node.wait() for node in nodes]
+    assert all(code != 0 for code, _ in ends)
+    for rank in range(4):
+        assert f"rank {rank} of 4 has [6.0, 10.0, 14.0]\n" in nodes[rank // 2].log(f"worker_{rank}")
+        assert ends[rank // 2][1].count("Error: Rank 1 of 4, at 127.0.0.1:") == 1
