@@ -175,6 +175,13 @@ def test_workers_that_msrun_gives_no_numbers(start: Callable[..., Job]) -> None:
     assert "1 of 3 ranks joined within 3 s, and ranks 1, 2 did not" in printed
 
 
+def test_mpi_that_was_loaded_too_early(start: Callable[..., Job]) -> None:
+    """The workers would be that many jobs of one rank."""
+    code, printed = start(early="from mpi4py import MPI").wait()
+    assert code != 0
+    assert printed.count("LaunchError: mpi4py.MPI was imported before connect()") == 1
+
+
 def test_a_port_that_is_taken(start: Callable[..., Job], port: int) -> None:
     """Another job, started while the first runs, ends; so does one whose port another program has."""
     first = start("time.sleep(60)", name="first")

@@ -183,6 +183,11 @@ def join() -> None:
             "msrun left the numbers of the workers to MindSpore's cluster, which does not run on CPUs here: give each "
             "msrun its --node_rank",
         )
+    if "mpi4py.MPI" in sys.modules:
+        _fail_together(
+            launch,
+            "mpi4py.MPI was imported before connect(), and each worker has begun as an MPI of its own: connect first",
+        )
     msrun = Msrun.that_joins()
     connection = _reach(where, launch, msrun)
     _greet(connection, where, launch, msrun)
