@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -63,10 +63,18 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
     script = tmp_path / "ranks.py"
     jobs = []
 
-    def launch(body: str = "pass", *, early: str = "", workers: int = 2, name: str = "logs", options: str = "") -> Job:
+    def launch(
+        body: str = "pass",
+        *,
+        early: str = "",
+        workers: int = 2,
+        name: str = "logs",
+        options: str = "",
+        machine: Sequence[str] = (),
+    ) -> Job:
         script.write_text(PROGRAM.replace("EARLY", early).replace("BODY", body), encoding="utf-8")
         numbers = "" if "local_worker_num" in options else f"--worker_num={workers} --local_worker_num={workers}"
-        command = [BIN / "msrun", *numbers.split(), f"--master_port={port}", "--join=True"]
+        command = [*machine, BIN / "msrun", *numbers.split(), f"--master_port={port}", "--join=True"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
         environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3"}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -231,3 +239,44 @@ def test_two_calls_of_msrun_are_one_job(start: Callable[..., Job]) -> None:
     for rank in range(4):
         assert f"rank {rank} of 4 has [6.0, 10.0, 14.0]\n" in nodes[rank // 2].log(f"worker_{rank}")
         assert ends[rank // 2][1].count("Error: Rank 1 of 4, at 127.0.0.1:") == 1
+
+
+@pytest.fixture
+def machines() -> Iterator[list[list[str]]]:
+    """Two machines with a network between them, as prefixes of commands: network namespaces with host names."""
+    names = [f"mesh{os.getpid()}{side}" for side in "ab"]
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+        one, other = names
+        commands = [f"link add v{os.getpid()} netns {one} type veth peer name v{os.getpid()} netns {other}"]
+        for number, name in enumerate(names, start=1):
+            commands.append(f"-n {name} addr add 10.213.7.{number}/24 dev v{os.getpid()}")
+            commands += [f"-n {name} link set {device} up" for device in ("lo", f"v{os.getpid()}")]
+        for command in commands:
+            subprocess.run(["ip", *command.split()], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs root and iproute2, to make network namespaces: {error}")
+    else:
+        shell = ["unshare", "--uts", "sh", "-c"]
+        yield [["ip", "netns", "exec", name, *shell, f'hostname {name}; exec "$0" "$@"'] for name in names]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def test_two_machines(start: Callable[..., Job], machines: list[list[str]]) -> None:
+    """Ranks of different host names talk over the network; when one dies, the machine without a scheduler hears why."""
+    body = "comm.barrier(); comm.rank == 1 and os.kill(os.getpid(), 9); comm.barrier(); time.sleep(60)"
+    options = "--worker_num=4 --local_worker_num=2 --master_addr=10.213.7.1 --cluster_time_out=60 --node_rank="
+    nodes = [
+        start(body, name=f"node{rank}", options=f"{options}{rank}", machine=machine)
+        for rank, machine in enumerate(machines)
+    ]
+    ends = [node.wait() for node in nodes]
+    assert all(code != 0 for code, _ in ends)
+    for rank in range(4):
+        assert f"rank {rank} of 4 has [6.0, 10.0, 14.0]\n" in nodes[rank // 2].log(f"worker_{rank}")
+    assert "Error: Rank 1 of 4, at 10.213.7.1:" in ends[0][1]
+    assert "The scheduler on 10.213.7.1:" in ends[1][1]
+    assert ends[1][1].count("ended the job: Rank 1 of 4, at 10.213.7.1:") == 1
