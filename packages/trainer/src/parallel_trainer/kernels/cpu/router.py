@@ -32,11 +32,11 @@ def choose_experts(
         scores_TE += bias.asnumpy()
     if topk_group < groups:
         scores_TGM = scores_TE.reshape(tokens, groups, experts // groups)
-        best = min(2, scores_TGM.shape[2])
-        group_scores_TG = np.partition(scores_TGM, -best)[..., -best:].sum(axis=-1)
+        # NumPy sorts groups of this size several times as fast as it partitions them.
+        group_scores_TG = np.sort(scores_TGM)[..., -2:].sum(axis=-1)
         hidden_TG = np.ones((tokens, groups), np.bool_)
         np.put_along_axis(hidden_TG, _largest(group_scores_TG, topk_group), False, axis=1)
-        scores_TE = np.where(hidden_TG[..., None], -np.inf, scores_TGM).reshape(tokens, experts)
+        scores_TGM[hidden_TG] = -np.inf
     return _largest(scores_TE, top_k)
 
 
