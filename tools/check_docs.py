@@ -12,11 +12,14 @@ from parallel_config import ConfigError, load, plan
 ROOT = Path(__file__).parents[1]
 # By how many ranks a scenario can be planned; each file in docs/scenarios must be named here.
 SCENARIOS = {
+    "experts.yaml": (4, 8),
     "first-run.yaml": (1, 2, 4),
     "hsdp.yaml": (2, 4),
     "packed-context.yaml": (4, 8),
     "three-dimensions.yaml": (4, 8),
 }
+# Those of the specification are for eight.
+SPECIFICATION = 8
 
 
 def broken_links(page: Path) -> list[str]:
@@ -40,6 +43,11 @@ def invalid_scenarios() -> list[str]:
                 plan(load(path), world_size)
             except ConfigError as error:
                 found.append(f"{path.name} with {world_size} ranks: {error}")
+    for path in sorted((ROOT / "docs" / "scenarios" / "specification").glob("*.yaml")):
+        try:
+            plan(load(path), SPECIFICATION)
+        except ConfigError as error:
+            found.append(f"{path.name} with {SPECIFICATION} ranks: {error}")
     return found
 
 

@@ -98,7 +98,7 @@ class ExpertLoad:
 
     def _draw_imbalance(self, axes: Any) -> None:
         axes.plot(self.imbalance, color="#3b6ea5", drawstyle="steps-mid", label="fullest / mean")
-        axes.set_xlabel("step")
+        axes.set_xlabel("recorded step")
         axes.set_ylabel("fullest / mean")
         axes.set_ylim(bottom=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
