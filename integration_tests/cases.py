@@ -101,6 +101,7 @@ _QWEN3_MOE = """
   num_experts_per_tok: {top_k}
   moe_intermediate_size: 10
   norm_topk_prob: true
+  moe_aux_loss_coeff: 0.1
 """
 
 # Four groups of experts, of which a token may choose from two, or from one if it takes one expert.
@@ -574,7 +575,9 @@ def _expert_parallel() -> Iterator[Case]:
                     accumulation=3 if "pp" in degrees else draw((world, "accumulation"), 1, 3),
                     method=draw("method", "colossal", "ulysses") if "cp" in degrees else "colossal",
                     asynchronous="cp" in degrees and draw("asynchronous", False, True),
+                    order=draw("order", "contiguous", "zigzag") if "cp" in degrees else "contiguous",
                     loss_parallel="tp" in degrees and draw("loss_parallel", False, True),
+                    paired="pp" in degrees and not node and draw("paired", False, True),
                     reduction=draw("reduction", "sum", "mean"),
                     reshard=draw("reshard", "default", "never"),
                     model=model,

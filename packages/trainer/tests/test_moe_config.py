@@ -117,10 +117,42 @@ def test_balancing_that_depends_on_the_plan_is_refused(make):
         (qwen(extra={"router_aux_loss_coef": 0.001}), "router_aux_loss_coef is 0.001"),
         (qwen(extra={"shared_expert_intermediate_size": 4}), "shared_expert_intermediate_size is 4"),
         (qwen(moe_router_enable_expert_bias=True), "moe_router_enable_expert_bias is True"),
+        (qwen(scoring_func="sigmoid"), "scoring_func is 'sigmoid': Qwen3-MoE cannot do that here; use 'softmax'"),
+        (qwen(n_group=4), "n_group is 4"),
+        (qwen(topk_group=2), "topk_group is 2"),
+        (qwen(routed_scaling_factor=2.5), "routed_scaling_factor is 2.5"),
+        (qwen(first_k_dense_replace=1), "first_k_dense_replace is 1"),
+        (qwen(moe_layer_freq=2), "moe_layer_freq is 2"),
+        (qwen(n_routed_experts=8), "Qwen3-MoE calls its experts num_experts; write num_experts: 8 instead"),
+        (
+            deepseek(num_experts=16),
+            "DeepSeek-V3 calls its experts n_routed_experts; write n_routed_experts: 16 instead",
+        ),
+        (
+            deepseek(first_k_dense_replace=4),
+            "first_k_dense_replace is 4: none of the num_hidden_layers 4 layers would have experts",
+        ),
+        (
+            qwen(decoder_sparse_step=2, mlp_only_layers=[1, 3]),
+            "decoder_sparse_step is 2 and mlp_only_layers [1, 3]: none of the num_hidden_layers 4 layers",
+        ),
+        (deepseek(seq_length=1), "a sequence of seq_length 1 has no token further ahead; use 0"),
+        *(
+            (make(extra=extra), f"{name} is {value}")
+            for make in (qwen, deepseek)
+            for extra in ({"moe_z_loss_coeff": 0.001}, {"moe_router_force_expert_balance": True})
+            for name, value in extra.items()
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(section, named):
     assert named in refusal(section)
+
+
+def test_fields_that_say_what_the_model_does_anyway_are_accepted():
+    config = model_config(qwen(n_group=1, topk_group=1, routed_scaling_factor=1.0, scoring_func="softmax"))
+    assert config.routing.scaling == config.routing.groups == 1
+    assert model_config(deepseek(num_nextn_predict_layers=0, seq_length=1)).num_nextn_predict_layers == 0
 
 
 def test_no_low_rank_for_queries():

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from parallel_trainer.models.router import SEQUENCE_BALANCE, Routing, unknown_balance
-from parallel_trainer.models.section import ModelConfig, odd_rotary
+from parallel_trainer.models.router import ONLY, SEQUENCE_BALANCE, Routing, unknown_balance
+from parallel_trainer.models.section import ModelConfig, odd_rotary, other_name
 
 
 def _rank_or_none(rank: int | None) -> int | None:
@@ -20,12 +20,13 @@ class DeepseekV3Config(ModelConfig):
     """Sizes of a DeepSeek-V3 model; q_lora_rank None: queries are projected without a low rank."""
 
     NAME: ClassVar[str] = "DeepSeek-V3"
-    ONLY: ClassVar[dict[str, tuple[Any, ...]]] = ModelConfig.ONLY | {
+    ONLY: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **ModelConfig.ONLY,
+        **ONLY,
         "multi_latent_attention": (True,),
         "qk_layernorm": (True,),
         "scoring_func": ("sigmoid",),
         "topk_method": ("noaux_tc",),
-        "moe_expert_capacity_factor": (),
     }
 
     kv_lora_rank: int
@@ -89,6 +90,8 @@ class DeepseekV3Config(ModelConfig):
     def contradictions(self, section: Any) -> Iterator[str]:
         """Values that cannot stand beside each other."""
         yield from odd_rotary("qk_rope_head_dim", self.qk_rope_head_dim)
+        yield from other_name(section, "num_experts", "n_routed_experts", self.NAME)
+        yield from self.no_experts(f"model.first_k_dense_replace is {self.first_k_dense_replace}")
         yield from unknown_balance(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff)
         written, shared = self.moe_shared_expert_intermediate_size, self.routing.shared
         if written not in (None, shared):
@@ -101,4 +104,9 @@ class DeepseekV3Config(ModelConfig):
             yield (
                 f"model.num_nextn_predict_layers is {self.num_nextn_predict_layers}: one module predicts one token "
                 "further; use 1 or 0."
+            )
+        if self.num_nextn_predict_layers and getattr(section, "seq_length", None) == 1:
+            yield (
+                "model.num_nextn_predict_layers is 1: a sequence of seq_length 1 has no token further ahead; "
+                "use 0, or a seq_length of 2 or more."
             )

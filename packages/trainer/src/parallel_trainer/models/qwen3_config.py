@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from parallel_trainer.models.router import SEQUENCE_BALANCE, Routing, unknown_balance
-from parallel_trainer.models.section import ModelConfig, odd_rotary
+from parallel_trainer.models.router import ONLY, SEQUENCE_BALANCE, Routing, unknown_balance
+from parallel_trainer.models.section import ModelConfig, odd_rotary, other_name
 
 
 @frozen(kw_only=True)
@@ -50,11 +50,19 @@ class Qwen3MoeConfig(Qwen3Config):
 
     NAME: ClassVar[str] = "Qwen3-MoE"
     ONLY: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **{name: values for name, values in Qwen3Config.ONLY.items() if name != "num_experts"},
+        **{
+            name: values for name, values in Qwen3Config.ONLY.items() if name not in ("num_experts", "n_routed_experts")
+        },
+        **ONLY,
         "router_aux_loss_coef": (0,),
         "moe_router_enable_expert_bias": (False,),
         "shared_expert_intermediate_size": (0,),
-        "moe_expert_capacity_factor": (),
+        "scoring_func": ("softmax",),
+        "n_group": (1,),
+        "topk_group": (1,),
+        "routed_scaling_factor": (1,),
+        "first_k_dense_replace": (0,),
+        "moe_layer_freq": (1,),
     }
 
     num_experts: int
@@ -86,6 +94,10 @@ class Qwen3MoeConfig(Qwen3Config):
     def contradictions(self, section: Any) -> Iterator[str]:
         """Values that cannot stand beside each other."""
         yield from super().contradictions(section)
+        yield from other_name(section, "n_routed_experts", "num_experts", self.NAME)
+        yield from self.no_experts(
+            f"model.decoder_sparse_step is {self.decoder_sparse_step} and mlp_only_layers {list(self.mlp_only_layers)}"
+        )
         yield from unknown_balance(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff)
         beyond = [layer for layer in self.mlp_only_layers if not 0 <= layer < self.num_hidden_layers]
         if beyond:

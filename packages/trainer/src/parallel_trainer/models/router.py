@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
@@ -12,6 +12,13 @@ SEQUENCE_BALANCE = ("seq_aux_loss", "sub_seq_aux_loss")
 default, balances there what one device has of a sequence; here that is the whole, so that the plan does not matter."""
 
 NO_BALANCE = ("none",)
+
+ONLY: dict[str, tuple[Any, ...]] = {
+    "moe_expert_capacity_factor": (),
+    "moe_z_loss_coeff": (0,),
+    "moe_router_force_expert_balance": (False,),
+}
+"""What no layer with experts does here, as in `ModelConfig.ONLY`."""
 
 
 @frozen(kw_only=True)

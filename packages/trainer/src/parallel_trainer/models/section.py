@@ -106,6 +106,18 @@ class ModelConfig:
         """Values that cannot stand beside each other."""
         yield from ()
 
+    def no_experts(self, reason: str) -> Iterator[str]:
+        """The problem of a model with experts of which no layer has any, because of what `reason` says."""
+        if not any(map(self.has_experts, range(self.num_hidden_layers))):
+            yield f"{reason}: none of the num_hidden_layers {self.num_hidden_layers} layers would have experts."
+
+
+def other_name(section: Any, written: str, meant: str, model: str) -> Iterator[str]:
+    """The problem of a number of experts under another model's name."""
+    value = _value(section, written)
+    if value:
+        yield f"model.{written} is {value}: {model} calls its experts {meant}; write {meant}: {value} instead."
+
 
 def _value(section: Any, name: str) -> Any:
     return getattr(section, name, getattr(section, "extra", {}).get(name))
