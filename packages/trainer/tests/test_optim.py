@@ -135,3 +135,17 @@ def test_global_norm_of_one_rank_in_float64():
     assert global_norm(parts, alone) == pytest.approx(13.0)
     assert global_norm([(large, 1)], alone) == pytest.approx(math.sqrt(10) * 1e25)
     assert global_norm([], alone) == 0.0
+
+
+def test_global_norm_of_more_elements_than_are_squared_at_a_time():
+    values = np.random.default_rng(0).standard_normal((3, 30_001)).astype(np.float32)
+    expected = math.sqrt(math.fsum(float(value) ** 2 for value in values.reshape(-1)) / 2)
+    assert global_norm([(values, 2)], connect("single")) == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e200])
+def test_global_norm_says_where_gradients_are_not_finite(wrong):
+    values = np.ones(100_000)
+    values[70_000:] = wrong
+    with np.errstate(over="ignore"):
+        assert not math.isfinite(global_norm([(values, 1)], connect("single")))
