@@ -20,6 +20,7 @@ from attrs import evolve
 from cases import CASES, Case, Model
 from context_checks import attention_everywhere, empty_blocks, ring_memory
 from device_mesh import Communicator, Traffic, connect
+from expert_checks import router_that_is_not_finite
 from memory_checks import held_memory
 from mindspore import Tensor, mint
 from parallel_config import loads
@@ -387,4 +388,5 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     layer_traffic: (2, 4),
     calls_of_one_rank: (1,),
     live_activations: (4,),
+    router_that_is_not_finite: (2, 4),
 }
