@@ -28,13 +28,13 @@ from attrs import define, frozen
 
 from device_mesh.launch import Launch, LaunchError, launched
 from device_mesh.pmi import LINE_BYTES, parse
-from device_mesh.rendezvous import FIRST_LINE_SECONDS, FULL, Aborted, Ended, Rendezvous, keep_alive
+from device_mesh.rendezvous import FULL, Aborted, Ended, Rendezvous, keep_alive
 
 _RETRY_SECONDS = 0.1
 _LOCAL_SCHEDULER_SECONDS = 60.0
 _NO_WORKER_SECONDS = 5.0
 _KILL_SECONDS = 8.0
-_SPARE_SECONDS = 30.0
+_ANSWER_SECONDS = 30.0
 
 
 @frozen
@@ -85,19 +85,18 @@ def schedule(environment: Mapping[str, str] = os.environ) -> int:
     """Be msrun's scheduler until the job is over; returns the exit code. What a person should know is printed."""
     where = _Scheduler.of(environment)
     msrun = Msrun.that_joins()
-    watch = _watch_of(msrun)
     try:
         listener = where.listen()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return _leave_to_other(where, watch, msrun)
+            return _leave_to_other(where, msrun)
         return _fail(
             f"cannot listen on {where}: {error.strerror}. Give msrun a --master_addr and --master_port to use."
         )
     seconds = "" if where.wait_seconds is None else f", {where.wait_seconds:g} s at most"
     _say(f"Waiting for {where.size} ranks on {where}{seconds}. Rank 0 reports the run in its log (worker_0.log).")
     try:
-        asyncio.run(_serve(Rendezvous(where.size, where.wait_seconds, _say, watch), listener))
+        asyncio.run(_serve(Rendezvous(where.size, where.wait_seconds, _say, _watch_of(msrun)), listener))
     except Aborted as ended:
         _say(str(ended))
         return ended.exit_code
@@ -115,29 +114,32 @@ async def _serve(rendezvous: Rendezvous, listener: socket.socket) -> None:
     await rendezvous.serve(listener)
 
 
-def _leave_to_other(where: _Scheduler, watch: Callable[[bool], None], msrun: Msrun | None) -> int:
+def _leave_to_other(where: _Scheduler, msrun: Msrun | None) -> int:
     """Where another scheduler of the same job has the port (a second msrun on its machine), wait until it is done."""
     taken = f"cannot listen on {where}, where another program does"
-    try:
-        with socket.create_connection((where.host, where.port), FIRST_LINE_SECONDS) as other:
-            other.sendall(f"cmd=observe size={where.size}{_name(msrun)}\n".encode())
-            with other.makefile("rb", buffering=0) as lines:
-                answer = parse(lines.readline(LINE_BYTES))
-                if answer.get("cmd") == "observe" and answer.get("rc") == "1":
-                    taken = f"another job, of {answer.get('size', '')[:20]} ranks, has {where}"
-                elif answer.get("cmd") == "observe":
-                    _say(f"Another msrun of this job has its scheduler on {where} and connects these workers too.")
-                    while not select.select([other], [], [], 1.0)[0]:
-                        watch(True)
-                    last = parse(lines.readline(LINE_BYTES))
-                    if last.get("cmd") == "finished":
-                        return 0
-                    return _fail(unquote(last.get("reason", f"the scheduler on {where} is gone.")))
-    except Ended as ended:
-        return _fail(str(ended), ended.exit_code)
-    except OSError:
-        pass
+    with suppress(OSError), socket.create_connection((where.host, where.port), _ANSWER_SECONDS) as other:
+        other.sendall(f"cmd=observe size={where.size}{_name(msrun)}\n".encode())
+        with other.makefile("rb", buffering=0) as lines:
+            answer = parse(lines.readline(LINE_BYTES))
+            if answer.get("cmd") == "observe" and answer.get("rc") == "0":
+                _say(f"Another msrun of this job has its scheduler on {where} and connects these workers too.")
+                return _observe(other, where, msrun)
+        if answer.get("cmd") == "observe":
+            taken = f"another job, of {answer.get('size', '')[:20]} ranks, has {where}"
     return _fail(f"{taken}. Give msrun another --master_port.")
+
+
+def _observe(other: socket.socket, where: _Scheduler, msrun: Msrun | None) -> int:
+    """Wait for the end of the job, or of the own workers: msrun judges these by itself."""
+    start = time.monotonic()
+    while not select.select([other], [], [], 1.0)[0]:
+        settled = time.monotonic() - start > _NO_WORKER_SECONDS
+        if msrun is not None and (msrun.is_gone() or (settled and not msrun.has_worker())):
+            return 0
+    last = parse(other.recv(LINE_BYTES))
+    if last.get("cmd") == "finished":
+        return 0
+    return _fail(unquote(last.get("reason", f"the scheduler on {where} is gone.")))
 
 
 def _watch_of(msrun: Msrun | None) -> Callable[[bool], None]:
@@ -153,7 +155,8 @@ def _watch_of(msrun: Msrun | None) -> Callable[[bool], None]:
         if not missing or msrun.has_worker():
             seen = time.monotonic()
         elif time.monotonic() - seen > _NO_WORKER_SECONDS:
-            raise Ended("All workers of this msrun ended before all ranks had joined; their logs say why.")
+            # Whether that is an error msrun sees by the workers' exit codes.
+            raise Ended("All workers of this msrun ended before all ranks had joined; their logs say why.", exit_code=0)
 
     return watch
 
@@ -207,7 +210,11 @@ def _reach(where: _Scheduler, launch: Launch, msrun: Msrun | None) -> socket.soc
     start = time.monotonic()
     while True:
         try:
-            connection = socket.create_connection((where.host, where.port), timeout=FIRST_LINE_SECONDS)
+            connection = socket.create_connection((where.host, where.port), timeout=_ANSWER_SECONDS)
+            if connection.getsockname() == connection.getpeername():
+                # TCP connects a socket to itself where nobody listens and it happened to get that very port.
+                connection.close()
+                raise ConnectionRefusedError("nobody listens")
         except OSError as error:
             if limit is not None and time.monotonic() - start > limit:
                 _fail_together(
@@ -226,25 +233,26 @@ def _reach(where: _Scheduler, launch: Launch, msrun: Msrun | None) -> socket.soc
 def _greet(connection: socket.socket, where: _Scheduler, launch: Launch, msrun: Msrun | None) -> None:
     """Say who we are, and return when all ranks are there."""
     nobody = f"what answers on {where} is not the scheduler of this job: give msrun another --master_port"
-    try:
-        connection.sendall(f"cmd=initack pmiid={launch.rank} size={where.size}{_name(msrun)}\n".encode())
-        with connection.makefile("rb", buffering=0) as lines:  # not a byte beyond what is asked for: MPI reads on
+    answer: dict[str, str] = {}
+    with connection.makefile("rb", buffering=0) as lines:  # not a byte beyond what is asked for: MPI reads on
+        with suppress(OSError):
+            connection.settimeout(_ANSWER_SECONDS)
+            connection.sendall(f"cmd=initack pmiid={launch.rank} size={where.size}{_name(msrun)}\n".encode())
             answer = parse(lines.readline(LINE_BYTES))
-            if answer.get("cmd") != "initack":
-                _fail_together(launch, nobody)
-            if answer.get("rc") != "0":
-                refusal = f"the scheduler on {where} refused this worker: {unquote(answer.get('reason', ''))}"
-                if answer.get("rc") == str(FULL):
-                    _fail_together(launch, refusal)
-                raise LaunchError(refusal)
-            connection.settimeout(None if where.wait_seconds is None else where.wait_seconds + _SPARE_SECONDS)
-            while answer.get("debug") is None:
-                line = lines.readline(LINE_BYTES)
-                answer = parse(line)
-                if not line or answer.get("cmd") == "ended":
-                    _end(launch, where, answer.get("reason"))
-    except OSError:
-        _fail_together(launch, nobody)
+        if answer.get("cmd") != "initack":
+            _fail_together(launch, nobody)
+        if answer.get("rc") != "0":
+            refusal = f"the scheduler on {where} refused this worker: {unquote(answer.get('reason', ''))}"
+            if answer.get("rc") == str(FULL):
+                _fail_together(launch, refusal)
+            raise LaunchError(refusal)
+        last: dict[str, str] = {}
+        with suppress(OSError):
+            connection.settimeout(None if where.wait_seconds is None else where.wait_seconds + _ANSWER_SECONDS)
+            while "debug" not in last and (line := lines.readline(LINE_BYTES)):
+                last = parse(line)
+        if "debug" not in last:
+            _end(launch, where, last.get("reason"))
     connection.settimeout(None)
 
 

@@ -167,7 +167,7 @@ class Rendezvous:
 
     async def _first_words(self, reader: asyncio.StreamReader, where: str) -> dict[str, str]:
         """What a client says first; nothing if that is not one of ours."""
-        if self._strangers >= _STRANGERS:
+        if self._strangers >= self.size + _STRANGERS:
             return {}
         self._strangers += 1
         try:
