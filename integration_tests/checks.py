@@ -10,6 +10,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -17,20 +18,24 @@ from weakref import WeakSet
 import numpy as np
 import psutil
 from attrs import evolve
-from cases import CASES, Case, Model
+from cases import BASELINES, CASES, Case, Model
 from context_checks import attention_everywhere, empty_blocks, ring_memory
 from device_mesh import Communicator, Traffic, connect
 from expert_checks import router_that_is_not_finite
-from memory_checks import held_memory
+from memory_checks import even_routing, held_memory
 from mindspore import Tensor, mint
-from parallel_config import loads
+from moe_dispatch import AllToAllDispatcher, DeredundantDispatcher
+from parallel_config import ParallelPlan, loads
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.costs import OnRank
 from parallel_trainer.estimate import Estimate
 from parallel_trainer.job import prepare
+from parallel_trainer.models.router import Routing
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.gradient_norm import clip_coefficient, global_norm
 from parallel_trainer.parallel.chunk import Chunk, Products, Tape
+from parallel_trainer.parallel.expert_parallel import Dispatcher
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
 from parallel_trainer.parallel.pipeline import Pipeline
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
@@ -278,32 +283,81 @@ def corpora() -> dict[str, str]:
 
 
 def communication(communicator: Communicator) -> dict[str, dict[str, Any]]:
-    """What this rank holds and receives in a step, measured and planned, by case; and how many ranks differ in it."""
+    """What ranks hold and receive in a step where tokens go to all experts equally often, by case, one of each kind.
+
+    Of this rank measured and planned, and how many ranks differ. The dispatcher that sends a token to a node once is
+    planned for random choices: what it sends is left out of the comparison.
+    """
     texts = corpora()
-    found: dict[tuple[object, ...], dict[str, Any]] = {}
-    for case in (case for case in CASES if case.world == communicator.size and case.model.dtype == "float64"):
-        kind: tuple[object, ...] = (case.dimensions, case.asynchronous)
-        if case.world < 8:  # eight ranks share two cores
-            kind += (case.loss_parallel, case.reshard, case.model.tied, case.model.kv_heads < case.tp)
-        if kind in found:
-            continue
+    cases: dict[tuple[object, ...], Case] = {}
+    for case in (*CASES, *(Case(model=model) for model in BASELINES)):
+        if case.world == communicator.size and case.model.dtype == "float64":
+            kind: tuple[object, ...] = (case.dimensions, case.asynchronous, case.tp == 8)
+            kind += (case.model.architecture, case.model.mtp, case.node is None)
+            if case.world < 8:  # eight ranks share two cores
+                kind += (case.loss_parallel, case.reshard, case.model.tied, case.model.kv_heads < case.tp)
+                kind += (case.ep, case.node)
+            cases.setdefault(kind, case)
+    found = {}
+    for case in cases.values():
         job = prepare(loads(case.yaml(texts)), communicator.size)
         traffic = Traffic()
         trainer = Trainer(job, communicator, traffic=traffic)
         traffic.calls.clear()
-        trainer.train_step()
+        with even_routing():
+            trainer.train_step()
         estimate = Estimate.of(job, communicator.rank)
-        measured = +traffic.received_bytes()
+        measured, planned = +traffic.received_bytes(), estimate.communication()
+        if case.ep > 1:
+            measured["ep (even routing)"] = measured.pop("ep")
+        compared = [
+            {axis: count for axis, count in counts.items() if not (case.node and axis[:3] == "ep ")}
+            for counts in (measured, planned)
+        ]
         held = trainer.weights.values.size
-        same = measured == estimate.communication() and held == sum(estimate.parameters().values())
-        differing = int(communicator.all_reduce(np.array([0 if same else 1]))[0])
-        found[kind] = {
-            "case": case.name,
-            "ranks that differ": differing,
+        same = compared[0] == compared[1] and held == sum(estimate.parameters().values())
+        found[case.name] = {
+            "ranks that differ": int(communicator.all_reduce(np.array([0 if same else 1]))[0]),
             "measured": dict(measured),
-            "planned": dict(estimate.communication()),
+            "planned": dict(planned),
         }
-    return {entry["case"]: entry for entry in found.values()}
+    return found
+
+
+def expert_exchange(communicator: Communicator) -> dict[str, dict[str, list[float]]]:
+    """What a rank sends and receives for tokens that choose every pair of experts once, and what is planned, by node.
+
+    Forward and backward of one layer; within nodes, between them, and received in all.
+    """
+    world, hidden, experts = communicator.size, 6, 2 * communicator.size
+    routing = Routing(experts=experts, inner=4, top_k=2, scoring="softmax", normalized=True)
+    ids = np.array(list(combinations(range(experts), routing.top_k)))
+    x, weights = np.ones((len(ids), hidden)), np.ones(ids.shape)
+    found = {}
+    for node in (None, *(size for size in (1, 2, 4) if size <= world)):
+        plan = ParallelPlan.from_degrees(
+            world,
+            expert_parallel=world,
+            moe_token_dispatcher_type="alltoall" if node is None else "alltoall_deredundancy",
+            npu_nums_per_device=node or 8,
+        )
+        planned = OnRank(plan, 0, len(ids), x.itemsize, loss_parallel=False).experts(hidden, routing).received
+        traffic = Traffic()
+        group = traffic.count(communicator, "ep")
+        dispatcher: Dispatcher = AllToAllDispatcher(group, experts)
+        if node:
+            dispatcher = DeredundantDispatcher(group, experts, node)
+        route = dispatcher.route(ids)
+        rows = route.dispatch(x)
+        d_rows, _ = route.combine_gradient(route.combine(rows, weights), rows, weights)
+        route.dispatch_gradient(d_rows)
+        sent = dispatcher.sent
+        names = ("ep (even routing)", "ep within nodes (even routing)", "ep between nodes (even routing)")
+        found[f"nodes of {node}"] = {
+            "measured": [sent.within_nodes, sent.between_nodes, traffic.received_bytes()["ep"]],
+            "planned": [planned[names[0]] + planned[names[1]], planned[names[2]], sum(planned.values())],
+        }
+    return found
 
 
 def layer_traffic(communicator: Communicator) -> dict[str, list[list[Any]]]:
@@ -385,6 +439,7 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     ring_memory: (4, 8),
     held_memory: (1, 2, 4),
     communication: (1, 2, 4, 8),
+    expert_exchange: (2, 4, 8),
     layer_traffic: (2, 4),
     calls_of_one_rank: (1,),
     live_activations: (4,),

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import CASES
+from cases import BASELINES, CASES, Case
 from device_mesh import Communicator
 from mindspore import Tensor
 from mindspore.common import _Function
 from parallel_config import loads
 from parallel_trainer.estimate import Estimate
 from parallel_trainer.job import prepare
-from parallel_trainer.parallel.chunk import Chunk, Products
+from parallel_trainer.kernels import cpu
+from parallel_trainer.parallel.chunk import Chunk, Products, Tape
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
 from parallel_trainer.trainer import Trainer
 
@@ -40,14 +41,32 @@ def after_each_call(owner: type, name: str, look: Callable[..., None]) -> Iterat
         setattr(owner, name, method)
 
 
+@contextmanager
+def even_routing() -> Iterator[None]:
+    """Routers choose experts in turn, whatever their logits: a rank's tokens go to all experts equally often."""
+
+    def in_turn(logits: Tensor, *, top_k: int, **_: object) -> np.ndarray:
+        tokens, experts = logits.shape
+        return np.arange(tokens * top_k).reshape(tokens, top_k) % experts
+
+    chosen = cpu.choose_experts
+    cpu.choose_experts = in_turn
+    try:
+        yield
+    finally:
+        cpu.choose_experts = chosen
+
+
 def saved_for_backward(weights: ShardedWeights) -> int:
-    """Bytes that functions between forward and backward hold, and halves of a backward, shared memory once."""
+    """Bytes held between forward and backward by functions, tapes and halves of a backward, shared memory once."""
     held: dict[int, int] = {}
     # A weak reference claims the class of what it refers to, but its type is its own.
     for found in gc.get_objects():
         kept: tuple[Any, ...] = ()
         if issubclass(type(found), _Function):
             kept = (*vars(found).values(), *(found.saved_tensors or ()))
+        elif type(found) is Tape:
+            kept = found.inputs
         elif type(found) is Products:
             kept = tuple(side for unit in found.units for _, left in unit for product in left for side in product.args)
         for value in kept:
@@ -87,12 +106,12 @@ def measured(trainer: Trainer) -> dict[str, int]:
         watching.enter_context(after_each_call(Chunk, "backward_input", saved))
         trainer.train_step()
     units = [unit for chunk in trainer.pipeline.chunks for unit in chunk.units]
-    added_up = trainer.job.plan.fsdp > 1 and not trainer.job.plan.reshard_after_forward
+    added_up = [] if trainer.job.plan.reshard_after_forward else [held for held in weights.trainable if not held.stays]
     return {
         "parameters": weights.values.nbytes,
         "gradients": weights.gradients.nbytes,
-        "whole gradients": max(sum(whole[weight.name] for weight in unit.weights) for unit in units)
-        + added_up * sum(whole.values()),
+        "whole gradients": max(sum(whole.get(weight.name, 0) for weight in unit.weights) for unit in units)
+        + sum(whole[sharded.weight.name] for sharded in added_up),
         "optimizer state": sum(
             array.nbytes for array in (optimizer.first_moment, optimizer.second_moment, optimizer.decay)
         ),
@@ -102,17 +121,22 @@ def measured(trainer: Trainer) -> dict[str, int]:
 
 
 def held_memory(communicator: Communicator) -> dict[str, list[dict[str, list[int]]]]:
-    """By case, for each rank: measured and planned bytes of each kind."""
+    """By case, for each rank: measured and planned bytes of each kind, where tokens go to all experts equally often."""
     texts = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
     cases = {
-        (case.dimensions, case.asynchronous, case.loss_parallel, case.reshard == "never", case.paired): case
-        for case in CASES
+        (
+            (case.dimensions, case.asynchronous, case.loss_parallel, case.reshard == "never", case.paired),
+            (case.model.architecture, case.model.mtp, case.zero_bubble),
+        ): case
+        for case in (*CASES, *(Case(model=model) for model in BASELINES))
         if case.world == communicator.size and case.accumulation < 9
     }
     found = {}
     for case in cases.values():
         job = prepare(loads(case.yaml(texts)), communicator.size)
-        numbers, planned = measured(Trainer(job, communicator)), Estimate.of(job, communicator.rank).memory()
+        with even_routing():
+            numbers = measured(Trainer(job, communicator))
+        planned = Estimate.of(job, communicator.rank).memory()
         pairs = np.array([[(kept, planned[kind]) for kind, kept in numbers.items()]])
         rows = communicator.all_gather(pairs).tolist()
         found[case.name] = [dict(zip(numbers, row, strict=True)) for row in rows]

@@ -11,13 +11,24 @@ pytestmark = pytest.mark.timeout(3000)
 Reports = dict[int, dict[str, Any]]
 
 
-@pytest.mark.parametrize(("world", "least"), [(1, 4), (2, 15), (4, 30), (8, 15)])
+@pytest.mark.parametrize(("world", "least"), [(1, 10), (2, 30), (4, 90), (8, 30)])
 def test_a_run_holds_and_receives_what_the_plan_says(reports: Reports, world: int, least: int) -> None:
     found = reports[world]["checks"]["communication"]
     assert len(found) >= least
     assert [entry for entry in found.values() if entry["ranks that differ"]] == []
     if world > 1:
         assert all(sum(entry["measured"].values()) > 0 for entry in found.values())
+
+
+@pytest.mark.parametrize(("world", "nodes"), [(2, 3), (4, 4), (8, 4)])
+def test_every_pair_of_experts_costs_what_even_routing_is_planned_to_cost(
+    reports: Reports, world: int, nodes: int
+) -> None:
+    found = reports[world]["checks"]["expert_exchange"]
+    assert len(found) == nodes
+    for entry in found.values():
+        assert entry["measured"] == entry["planned"]
+        assert entry["measured"][2] > 0
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -42,7 +53,7 @@ def test_one_rank_calls_nothing_within_its_model(reports: Reports) -> None:
     assert reports[1]["checks"]["calls_of_one_rank"]["calls"] == [[group, "all_reduce", "", 0] for group in numbers]
 
 
-@pytest.mark.parametrize(("world", "least"), [(1, 2), (2, 15), (4, 25)])
+@pytest.mark.parametrize(("world", "least"), [(1, 5), (2, 25), (4, 50)])
 def test_a_run_keeps_what_the_plan_says(reports: Reports, world: int, least: int) -> None:
     """Byte for byte, of activations within 1 percent: token ids and their places are left out of the plan."""
     found = reports[world]["checks"]["held_memory"]

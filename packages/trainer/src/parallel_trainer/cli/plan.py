@@ -55,11 +55,12 @@ def _costs(job: Job, rank: int | None) -> Iterator[str]:
     if rank is None:
         estimate = Estimate.largest(job)
         rank = estimate.rank
-        yield f"Rank {rank} needs the most memory: {_why_most(job, estimate.stages)}. --rank shows another."
+        yield f"Rank {rank} needs the most memory: {_why_most(job, tuple(estimate.costs))}. --rank shows another."
     else:
         estimate = Estimate.of(job, rank)
     yield from _table(f"Parameters of rank {rank}, of {estimate.model_size:,} in all", estimate.parameters())
-    yield from _table(f"Memory of rank {rank}, bytes, each when it is most", estimate.memory())
+    even = "; activations for even routing" if job.plan.ep > 1 else ""
+    yield from _table(f"Memory of rank {rank}, bytes, each when it is most{even}", estimate.memory())
     yield from _table(f"Received by rank {rank} in a step, bytes by mesh axis", estimate.communication())
 
 
@@ -79,7 +80,7 @@ def _why_most(job: Job, stages: Sequence[int]) -> str:
 def _table(title: str, numbers: Mapping[str, int]) -> Iterator[str]:
     yield title
     for name, number in (*numbers.items(), ("total", sum(numbers.values()))):
-        yield f"  {name:24}{number:18,}"
+        yield f"  {name:34}{number:18,}"
 
 
 def _attention(job: Job, steps: int) -> Iterator[str]:

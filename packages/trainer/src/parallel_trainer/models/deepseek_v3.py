@@ -9,6 +9,7 @@ from __future__ import annotations
 from mindspore import Tensor
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.deepseek_v3_config import DeepseekV3Config
 from parallel_trainer.models.layers import (
@@ -143,6 +144,22 @@ class LatentAttention:
             mask=batch.mask,
         )
         return used.row_linear(out_BSND.reshape(q_NC.shape[0], -1), "self_attn.o_proj")
+
+    def costs(self, rank: OnRank) -> Costs:
+        """Kept besides attention are what comes in, latents before their norms with its roots, and those gathered."""
+        config = self._config
+        heads, hidden, low_rank = rank.part(config.num_attention_heads), config.hidden_size, config.q_lora_rank or 0
+        to_queries, to_keys = low_rank or hidden, config.kv_lora_rank
+        kv_size, v_size = config.qk_nope_head_dim + config.v_head_dim, config.v_head_dim
+        norms = to_keys + 1 + (low_rank + 1 if low_rank else 0)
+        left_by_latents = hidden + low_rank + to_keys + config.qk_rope_head_dim
+        left_by_heads = to_queries + to_keys + heads * (self._qk_size + kv_size + v_size) + hidden
+        own = Costs(
+            kept=rank.own_tokens * (hidden + norms) + rank.tokens * (to_queries + to_keys),
+            left=rank.own_tokens * left_by_latents + rank.tokens * left_by_heads,
+        )
+        border = rank.border(to_queries + to_keys + config.qk_rope_head_dim + hidden)
+        return border + own + rank.attention(heads, heads, self._qk_size, v_size)
 
     def _latents(self, x_TH: Tensor, used: Used) -> tuple[Tensor, Tensor, Tensor]:
         """Of all N tokens what queries, keys and values are made from, and the rotary part of keys: one gather.

@@ -16,6 +16,7 @@ from attrs import frozen
 from mindspore import Tensor
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.router import Routing
 from parallel_trainer.models.section import ModelConfig
@@ -93,6 +94,9 @@ class Part(Protocol):
     def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
         """What it makes of the rank's tokens, (T, H)."""
 
+    def costs(self, rank: OnRank) -> Costs:
+        """What the rank keeps and receives for that, from the result of the norm before it on."""
+
 
 class RotaryTables:
     """The rotary angles of each micro-batch, computed once for all layers and dropped with it."""
@@ -111,10 +115,12 @@ class RotaryTables:
 
 @frozen(eq=False)
 class FeedForward:
-    """SwiGLU with the matrices `name`.gate_proj, up_proj and down_proj."""
+    """SwiGLU with the matrices `name`.gate_proj, up_proj and down_proj; `inner` features between them."""
 
     name: str
     weights: tuple[Weight, ...]
+    hidden: int
+    inner: int
 
     @classmethod
     def declare(cls, declare: Declare, hidden: int, inner: int, name: str = "mlp") -> FeedForward:
@@ -124,12 +130,19 @@ class FeedForward:
             *declare.columns(f"{name}.up_proj", inner, hidden),
             *declare.rows(f"{name}.down_proj", hidden, inner),
         )
-        return cls(name, matrices)
+        return cls(name, matrices, hidden, inner)
 
     def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
         x_NH = used.tp.enter(x_TH)
         gate, up = (used.linear(x_NH, f"{self.name}.{matrix}") for matrix in ("gate_proj", "up_proj"))
         return used.row_linear(used.tp.kernels.swiglu(gate, up), f"{self.name}.down_proj")
+
+    def costs(self, rank: OnRank) -> Costs:
+        """Kept are what comes in, gate, up, its sigmoid and the product."""
+        inner = rank.part(self.inner)
+        return rank.border(2 * self.hidden) + Costs(
+            kept=rank.tokens * (self.hidden + 4 * inner), left=rank.tokens * (2 * self.hidden + 3 * inner)
+        )
 
 
 class Experts:
@@ -141,6 +154,7 @@ class Experts:
 
     def __init__(self, layer: str, declare: Declare, hidden: int, routing: Routing, ep: ExpertParallel) -> None:
         self.layer = layer
+        self._hidden = hidden
         self._routing = routing
         self._ep = ep
         self._shared = (
@@ -189,11 +203,29 @@ class Experts:
             weights_TK = self._ep.balanced(self.layer, weights_TK, probabilities_TE, ids_TK, batch, routing.balance)
         return ids_TK, weights_TK
 
+    def costs(self, rank: OnRank) -> Costs:
+        """Of the router are kept what comes in, scores and their sums, the chosen experts, and their weights twice."""
+        routing, sigmoid = self._routing, self._routing.scoring == "sigmoid"
+        of_experts = routing.experts * (1 + sigmoid + bool(routing.balance))
+        of_chosen = routing.top_k * (2 + 8 // rank.itemsize)
+        scores = of_experts + of_chosen + sigmoid + routing.normalized
+        found = rank.experts(self._hidden, routing) + Costs(
+            kept=rank.own_tokens * (self._hidden + scores), left=rank.own_tokens * (self._hidden + routing.experts)
+        )
+        if routing.balance:
+            found += rank.balance(routing)
+        if self._shared:
+            found += self._shared.costs(rank)
+            if rank.plan.tp == 1:  # nothing is gathered: router and shared expert keep the same array
+                found += Costs(kept=-rank.tokens * self._hidden, left=-rank.tokens * self._hidden)
+        return found
+
 
 class DecoderLayer:
     """Attention and a feed-forward part, each normed before and added to what came in."""
 
     def __init__(self, declare: Declare, hidden: int, attention: Part, feed_forward: Part) -> None:
+        self._hidden = hidden
         self._attention = attention
         self.feed_forward = feed_forward
         self.weights: tuple[Weight, ...] = (
@@ -206,6 +238,11 @@ class DecoderLayer:
     def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
         x_TH = x_TH + self._attention(used.norm(x_TH, "input_layernorm"), batch, used)
         return x_TH + self.feed_forward(used.norm(x_TH, "post_attention_layernorm"), batch, used)
+
+    def costs(self, rank: OnRank) -> Costs:
+        """Those of its parts, and of both norms what comes in and a root mean square for each token."""
+        norms = Costs(kept=2 * (self._hidden + 1) * rank.own_tokens)
+        return norms + self._attention.costs(rank) + self.feed_forward.costs(rank)
 
 
 class LayerUnit(Unit):
@@ -221,17 +258,23 @@ class LayerUnit(Unit):
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
         return self.part(x, batch, Used(dict(zip(self._names, weights, strict=True)), self._tp, self._eps))
 
+    def costs(self, rank: OnRank) -> Costs:
+        return self.part.costs(rank)
+
 
 class Embedding(Unit):
     """Token ids (B, S) to hidden states (T, H) of the rank's T of B·S tokens."""
 
     def __init__(self, table: Weight, tp: TensorParallel) -> None:
         super().__init__([table])
-        self._vocab_size = table.shape[0]
+        self._vocab_size, self._hidden = table.shape
         self._tp = tp
 
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
         return self._tp.embedding(x.reshape(-1), weights[0], self._vocab_size)
+
+    def costs(self, rank: OnRank) -> Costs:
+        return rank.border(self._hidden)
 
 
 class Head(Unit):
@@ -248,6 +291,11 @@ class Head(Unit):
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
         norm, table = weights
         return predict(self._tp.kernels.rms_norm(x, norm, self._eps), table, batch, self.weights[-1].shape[0], self._tp)
+
+    def costs(self, rank: OnRank) -> Costs:
+        """Those of the prediction, and of the norm what comes in and a root mean square for each token."""
+        vocab_size, hidden = self.weights[-1].shape
+        return rank.prediction(hidden, vocab_size) + Costs(kept=(hidden + 1) * rank.own_tokens)
 
 
 def predict(x_TH: Tensor, table: Tensor, batch: MicroBatch, vocab_size: int, tp: TensorParallel) -> Tensor:

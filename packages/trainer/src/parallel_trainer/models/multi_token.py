@@ -12,6 +12,7 @@ from __future__ import annotations
 from mindspore import Tensor
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.models.layers import Declare, DecoderLayer, Used, final_norm, predict
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.models.unit import Unit
@@ -42,7 +43,7 @@ class MultiTokenPrediction(Unit):
         )
         self._names = tuple(weight.name.removeprefix(declare.prefix) for weight in self.weights)
         self._layer = layer
-        self._vocab_size = config.vocab_size
+        self._vocab_size, self._hidden = config.vocab_size, hidden
         self._tp = tp
         self._eps = config.rms_norm_eps
 
@@ -57,6 +58,12 @@ class MultiTokenPrediction(Unit):
         kernels = self._tp.kernels
         x_TH = used.linear(kernels.concat(next_TH, used.norm(main_TH, "hnorm")), "eh_proj")
         return kernels.concat(main_TH, used.norm(self._layer(x_TH, batch, used), "shared_head.norm"))
+
+    def costs(self, rank: OnRank) -> Costs:
+        """Those of its layer and of an embedding; kept are what four norms and eh_proj get, and each norm's roots."""
+        tokens, hidden = rank.own_tokens, self._hidden
+        own = Costs(kept=tokens * (4 * (hidden + 1) + 2 * hidden), left=tokens * 3 * hidden)
+        return rank.border(hidden) + own + self._layer.costs(rank)
 
 
 class MultiTokenHead(Unit):
@@ -80,3 +87,9 @@ class MultiTokenHead(Unit):
             predict(main_TH, table, batch, vocab_size, self._tp),
             predict(further_TH, table, batch.ahead, vocab_size, self._tp),
         )
+
+    def costs(self, rank: OnRank) -> Costs:
+        """Two predictions, and what comes in, of which each gets a copy of its half."""
+        vocab_size, hidden = self.weights[0].shape
+        one = rank.prediction(hidden, vocab_size)
+        return one + one + Costs(kept=2 * hidden * rank.own_tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from mindspore import Tensor
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.layers import (
     Declare,
@@ -87,6 +88,7 @@ class GroupedQueryAttention:
     def __init__(
         self, declare: Declare, config: Qwen3Config, attention: Attention, rotary_tables: RotaryTables
     ) -> None:
+        self._config = config
         self._attention = attention
         self._rotary_tables = rotary_tables
         self._head_dim = head = config.head_dim
@@ -113,3 +115,13 @@ class GroupedQueryAttention:
         k_BSKD = kernels.rotary(used.norm(k_BSKD, "self_attn.k_norm"), table)
         out_BSND = self._attention(q_BSND, k_BSKD, v_BSKD, scale=self._head_dim**-0.5, mask=batch.mask)
         return used.row_linear(out_BSND.reshape(x_NH.shape[0], -1), "self_attn.o_proj")
+
+    def costs(self, rank: OnRank) -> Costs:
+        """Kept besides attention are what comes in, and queries and keys before their norms with its roots."""
+        hidden, head = self._config.hidden_size, self._head_dim
+        heads, kv_heads = rank.part(self._config.num_attention_heads), rank.part(self._config.num_key_value_heads)
+        own = Costs(
+            kept=rank.tokens * (hidden + (heads + kv_heads) * (head + 1)),
+            left=rank.tokens * (2 * hidden + 2 * (heads + kv_heads) * head),
+        )
+        return rank.border(2 * hidden) + own + rank.attention(heads, kv_heads, head, head)

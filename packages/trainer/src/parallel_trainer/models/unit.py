@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mindspore import Tensor, nn
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.parallel.weights import Weight
 
 
@@ -24,4 +25,8 @@ class Unit(nn.Cell):
 
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
         """`x` is what the unit before returned; the first receives the token ids (B, S), an int32 tensor."""
+        raise NotImplementedError
+
+    def costs(self, rank: OnRank) -> Costs:
+        """What the rank keeps and receives for a micro-batch that passes this unit forward and backward."""
         raise NotImplementedError
