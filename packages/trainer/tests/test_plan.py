@@ -21,9 +21,8 @@ from parallel_trainer.trainer import Trainer
 FILE = """
 parallelism: {{{parallelism}}}
 training: {{steps: 2, {training}}}
-model: {{model_type: qwen3, architectures: Qwen3ForCausalLM, vocab_size: {vocab}, seq_length: 8, hidden_size: 8,
-        intermediate_size: 12, num_hidden_layers: {layers}, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 4,
-        use_attn_mask_compression: true}}
+model: {{vocab_size: {vocab}, seq_length: 8, hidden_size: 8, intermediate_size: 12, num_hidden_layers: {layers},
+        num_attention_heads: 4, use_attn_mask_compression: true, {model}}}
 lr_scheduler: {{type: ConstantWarmUpLR, learning_rate: 1.0e-3, warmup_steps: 0}}
 train_dataset:
   dataloader:
@@ -33,6 +32,13 @@ train_dataset:
     column_names: [input_ids, labels, loss_mask, position_ids]
     config: {{data_path: ["{corpus}"], split: "1, 0, 0", seq_length: 8, create_attention_mask: false}}
 """
+
+QWEN3 = "model_type: qwen3, architectures: Qwen3ForCausalLM, num_key_value_heads: 2, head_dim: 4"
+# 8 experts with 6 numbers inside, of which a token chooses 2; a shared one, one further prediction; latents of 5 and 3.
+DEEPSEEK = """model_type: deepseek_v3, architectures: DeepseekV3ForCausalLM, num_key_value_heads: 4, q_lora_rank: 5,
+        kv_lora_rank: 3, qk_nope_head_dim: 4, qk_rope_head_dim: 2, v_head_dim: 3, n_routed_experts: 8,
+        num_experts_per_tok: 2, moe_intermediate_size: 6, n_shared_experts: 1, first_k_dense_replace: 1, n_group: 4,
+        topk_group: 2, moe_aux_loss_coeff: 0.1, num_nextn_predict_layers: 1"""
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +56,11 @@ def text(
     training: str = "global_batch_size: 1, local_batch_size: 1",
     vocab: int = 61,
     layers: int = 2,
+    model: str = QWEN3,
 ) -> str:
-    return FILE.format(parallelism=parallelism, training=training, vocab=vocab, layers=layers, corpus=corpus)
+    return FILE.format(
+        parallelism=parallelism, training=training, vocab=vocab, layers=layers, corpus=corpus, model=model
+    )
 
 
 def shown(capsys: pytest.CaptureFixture[str], path: Path, content: str, *arguments: str) -> tuple[str, list[dict]]:
@@ -118,6 +127,79 @@ def test_weights_of_a_sharded_plan(corpus: str, tmp_path: Path, capsys: pytest.C
     assert "Rank 0 needs the most memory: ranks are alike, or the first has the larger parts" in printed
 
 
+def test_tables_of_experts_over_tensor_parallel_ranks(
+    corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layer 0 is dense, layer 1 and the one that predicts further have experts, whose shards `efsdp` cuts."""
+    content = text(corpus, "tensor_parallel: 4, expert_parallel: 2, enable_loss_parallel: true", model=DEEPSEEK)
+    printed, (parameters, memory, received) = shown(capsys, tmp_path / "a.yaml", content, "--world-size", "4")
+    assert "each when it is most; activations for even routing" in printed
+    # Latents are whole; of the rest one head of 6, 7 and 3 numbers; inside 3 of 12 and, in the shared expert, 2 of 6.
+    attention = 8 * (5 + 3 + 2) + 5 * 6 + 3 * 7 + 8 * 3
+    norms, router, shared, experts = 2 * 8 + 5 + 3, 8 * 8 + 8, 3 * 8 * 2, 8 * 3 * 8 * 6 // 4
+    held = {
+        "embedding": 16 * 8,
+        "norms": 2 * norms + 8,
+        "attention": 2 * attention,
+        "feed-forward": 3 * 8 * 3,
+        "router": router,
+        "experts": experts,
+        "shared experts": shared,
+        "multi-token prediction": attention + norms + router + experts + shared + 2 * 8 * 8 + 3 * 8,
+        "head": 16 * 8,
+    }
+    total = sum(held.values())
+    assert parameters == held | {"total": total}
+    trained = total - 2 * 8  # biases along which routers choose have no gradient
+    further = attention + norms + router + 2 * experts + shared + 2 * 8 * 8 + 3 * 8 + 16 * 8 + 8 - 8
+    # 2 own tokens and 8 of all ranks. Norms of 8, 5 and 3 numbers with a root each, what latents are made from, latents
+    # gathered; queries and keys of 6 and values and twice the result of 3 numbers, a log-sum.
+    latent = 2 * (2 * 9 + 8 + 6 + 4) + 8 * (5 + 3 + 2 * 6 + 3 * 3 + 1)
+    # The router's input, scores, probabilities and a gradient of them, their sum and that of the chosen, two weights
+    # twice and two numbers of 8 bytes; of 4 rows input, result and three times 6; the shared expert.
+    chosen = 2 * (8 + 3 * 8 + 2 + 2 * 2 + 2 * 2) + 4 * (2 * 8 + 3 * 6) + 8 * (8 + 4 * 2)
+    kept = 2 * latent + 8 * (8 + 4 * 3) + chosen + 2 * (4 * 9 + 16) + latent + chosen
+    kept += 2 * 16 + 2 * 8 * (8 + 16)  # both halves, and for each hidden states and gradients of 16 logits
+    expected = {
+        "parameters": 4 * total,
+        "gradients": 4 * trained,
+        "whole gradients": 4 * further,
+        "optimizer state": 9 * trained,
+        "gathered parameters": 4 * 2 * experts,
+        "activations": 4 * kept,
+        "logits at work": 4 * 8 * 16,
+    }
+    assert memory == expected | {"total": sum(expected.values())}
+    # Borders of 2 tokens with 3 other ranks, both ways: latents of 10 in and 8 out, a dense part or a shared expert,
+    # two embeddings, two predictions; counts of 8 experts in float64; a logit in float32 and two sums in float64.
+    alike = 3 * (norms + 8 * 10) + 2 * 8 * 8 + 8 + 3 * 8 + 2 * 8 * 8
+    of_tp = 2 * 3 * 2 * 4 * (3 * (18 + 16) + 2 * 8 + 2 * 8) + 2 * 96 + 2 * (48 + 192) + 6 * alike
+    # In each pass 2 of 4 rows of 8 numbers there and back, weights and their gradients; counts of 4 experts.
+    of_ep = 2 * (2 * 4 * (4 * 8 + 2) + 4 * 8)
+    # Each expert's part is gathered twice and its gradient scattered; tokens of each expert and the norm.
+    assert received == {
+        "tp": of_tp,
+        "ep (even routing)": of_ep,
+        "efsdp": 3 * 4 * 2 * experts,
+        "world": 12 + 2 * 2 * 9 * 8 * 3 // 4,
+        "total": sum((of_tp, of_ep, 3 * 4 * 2 * experts, 12 + 216)),
+    }
+
+
+def test_bytes_between_nodes_are_shown(corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parallelism = (
+        "expert_parallel: 4, moe_token_dispatcher_type: alltoall_deredundancy, npu_nums_per_device: 2, "
+        "data_parallel_shard: 4"
+    )
+    content = text(corpus, parallelism, model=DEEPSEEK, training="global_batch_size: 4, local_batch_size: 1")
+    _, (_, _, received) = shown(capsys, tmp_path / "a.yaml", content, "--world-size", "4")
+    # Of two layers. A pair of experts is on one node with a chance of 3/7: a token goes to 11/7 nodes on average.
+    between = 16 + (4 * 8 * 11 / 7 * 8 * 4 + 16 * (8 + 3 * 4)) / 2
+    within = (16 * (4 * 8 + 2) * 4 + 8 * 8) / 2
+    assert received["ep between nodes (even routing)"] == 2 * round(between)
+    assert received["ep within nodes (even routing)"] == 2 * round(within)
+
+
 @pytest.mark.parametrize(
     ("vocab", "rank", "has"), [(61, 0, "layers 0, 2, the embedding"), (4000, 1, "layers 1, 3, the")]
 )
@@ -141,6 +223,8 @@ def test_the_rank_that_needs_most_is_shown(
         (8, "tensor_parallel: 4, context_parallel: 2"),
         (8, "pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto, tensor_parallel: 2"),
         (8, "pipeline_parallel: 4, pipeline_parallel_layers_per_stage: [0-0, 1-2, 3-3, 4-4], context_parallel: 2"),
+        (3, "data_parallel_shard: 3, expert_parallel: 1"),
+        (8, "pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto, tensor_parallel: 4, expert_parallel: 2"),
     ],
 )
 def test_no_rank_needs_more_than_the_one_that_is_shown(corpus: str, world_size: int, parallelism: str) -> None:
@@ -149,6 +233,7 @@ def test_no_rank_needs_more_than_the_one_that_is_shown(corpus: str, world_size: 
         parallelism,
         training="global_batch_size: 24, local_batch_size: 1",
         layers=5 if "0-0" in parallelism else 4,
+        model=DEEPSEEK if "expert" in parallelism else QWEN3,
     )
     job: Job = prepare(loads(content), world_size)
     totals = [sum(Estimate.of(job, rank).memory().values()) for rank in range(world_size)]
@@ -156,9 +241,11 @@ def test_no_rank_needs_more_than_the_one_that_is_shown(corpus: str, world_size: 
     assert len(set(totals)) > 1
 
 
-def test_memory_of_a_step_with_many_logits_is_what_is_planned(corpus: str) -> None:
+@pytest.mark.parametrize("model", [QWEN3, DEEPSEEK], ids=["one prediction", "two predictions"])
+def test_memory_of_a_step_with_many_logits_is_what_is_planned(corpus: str, model: str) -> None:
     """At its peak, with 5 percent for Python's own objects and what MindSpore has outside NumPy."""
-    job = prepare(loads(text(corpus, "", training="global_batch_size: 32, local_batch_size: 32", vocab=8000)), 1)
+    training = "global_batch_size: 32, local_batch_size: 32"
+    job = prepare(loads(text(corpus, "", training=training, vocab=8000, model=model)), 1)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
