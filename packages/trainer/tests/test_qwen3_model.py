@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
-import mindspore as ms
 import numpy as np
 import pytest
+from attrs import evolve
 from mindspore import Tensor, ops
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
@@ -279,17 +280,25 @@ def _gradient_above(model, weights, micro_batch, y):
     return dy
 
 
-def test_rotary_angles_of_a_micro_batch_go_with_it():
+def test_rotary_angles_are_shared_by_equal_positions_and_go_with_the_last_that_uses_them():
     model, weights = model_and_weights(TIED)
-    tables = model.units[1].part._attention._rotary_tables._tables
-    micro_batch = batch()
-    with ms._no_grad():
-        hidden = Tensor(weights["model.embed_tokens.weight"][micro_batch.input_ids.reshape(-1)])
-        model.units[1](hidden, micro_batch, *(Tensor(weights[weight.name]) for weight in model.units[1].weights))
-    assert len(tables) == 1
-    del micro_batch
+    tables = model.units[1].part._attention._rotary_tables
+    first, again = batch(), batch()
+    assert again.position_ids is not first.position_ids
+    other = evolve(first, position_ids=first.position_ids + 1)
+    assert tables[first] is tables[again]
+    used = weakref.ref(tables[first])
+    block = model.units[1]
+    block.set_grad(True)
+    hidden = Tensor(weights["model.embed_tokens.weight"][first.input_ids.reshape(-1)])
+    inputs = (hidden, first, *(Tensor(weights[weight.name]) for weight in block.weights))
+    out = block(*inputs)
+    np.testing.assert_array_equal(tables[other].cos[:, :, 0, 0], np.cos(other.position_ids))
+    assert used() is not None, "a backward is still to come"
+    ops.GradOperation(get_all=True, sens_param=True)(block)(*inputs, out)
+    del out
     gc.collect()
-    assert len(tables) == 0
+    assert used() is None
 
 
 def test_ids_outside_the_vocabulary_are_refused():

@@ -55,7 +55,7 @@ class Kernels(Protocol):
         """Angles for `rotary`, position times frequency: int positions (B, S), one frequency for each pair, (pairs,).
 
         `scale` multiplies what is turned. Computed once per batch and used in every layer; the value belongs to the
-        kernel set, and callers only pass it on.
+        kernel set, and callers only pass it on and refer to it weakly.
         """
 
     def rotary(self, x: Tensor, table: Any, *, interleaved: bool = False) -> Tensor:

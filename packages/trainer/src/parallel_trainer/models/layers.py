@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 import numpy as np
 from attrs import frozen
@@ -99,18 +99,27 @@ class Part(Protocol):
 
 
 class RotaryTables:
-    """The rotary angles of each micro-batch, computed once for all layers and dropped with it."""
+    """Rotary angles, computed once for all layers and micro-batches with the same positions.
+
+    Those used last are kept, others as long as a micro-batch that uses them is under way.
+    """
 
     def __init__(self, kernels: Kernels, frequencies: np.ndarray, scale: float = 1.0) -> None:
         self._kernels = kernels
         self._frequencies = frequencies
         self._scale = scale
-        self._tables: WeakKeyDictionary[MicroBatch, Any] = WeakKeyDictionary()
+        self._tables: WeakValueDictionary[tuple[tuple[int, ...], bytes], Any] = WeakValueDictionary()
+        self._last: Any = None
 
     def __getitem__(self, batch: MicroBatch) -> Any:
-        if batch not in self._tables:
-            self._tables[batch] = self._kernels.rotary_table(batch.position_ids, self._frequencies, scale=self._scale)
-        return self._tables[batch]
+        positions = batch.position_ids
+        key = positions.shape, positions.tobytes()
+        table = self._tables.get(key)
+        if table is None:
+            table = self._kernels.rotary_table(positions, self._frequencies, scale=self._scale)
+            self._tables[key] = table
+        self._last = table
+        return table
 
 
 @frozen(eq=False)
