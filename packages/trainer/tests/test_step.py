@@ -5,6 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
+from attrs import evolve
 from device_mesh import Communicator, connect
 from mindspore import Tensor, mint
 from parallel_trainer.batch import MicroBatch
@@ -46,8 +47,8 @@ def sharded(units: list[Unit], *, average: bool = False) -> ShardedWeights:
     return ShardedWeights(declared, communicators=groups, dtype=np.dtype(np.float64), seed=0, average=average)
 
 
-def step(parts: list[MicroBatch], **options: object) -> tuple[StepResult, ShardedWeights]:
-    unit = Slope()
+def step(parts: list[MicroBatch], unit: Unit | None = None, **options: object) -> tuple[StepResult, ShardedWeights]:
+    unit = unit or Slope()
     weights = sharded([unit])
     chunk = Chunk([unit], weights, reshard_after_forward=True)
     settings = {"lr": 0.1, "max_norm": 0.0} | options
@@ -122,6 +123,24 @@ def test_ignored_labels_do_not_count() -> None:
 def test_masked_micro_batch_beside_a_valid_one_adds_nothing() -> None:
     result, _ = step([part(0.0, [0, 0]), part(4.0, [1, 1])])
     assert result.loss == 2.0
+
+
+class TwoSlopes(Slope):
+    """Two losses, as `Slope` for the tokens and for those ahead of them."""
+
+    def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
+        assert batch.ahead is not None
+        return mint.cat([Slope.construct(self, x, tokens, *weights) for tokens in (batch, batch.ahead)])
+
+
+@pytest.mark.parametrize(("further", "loss", "norm"), [([0, 0], 0.0, 3.0), ([1, 1], 5.0, 3.0 + 0.25 * 5.0)])
+def test_second_loss_is_the_mean_over_its_own_tokens_and_zero_without_any(
+    further: list[float], loss: float, norm: float
+) -> None:
+    ahead = part(10.0 * max(further), further)
+    result, _ = step([evolve(part(6.0, [1, 1]), ahead=ahead)], unit=TwoSlopes(), loss_weights=(1.0, 0.25))
+    assert (result.loss, result.mtp_loss, result.updated) == (3.0, loss, True)
+    assert result.grad_norm == pytest.approx(norm)
 
 
 @pytest.mark.parametrize("slope", [float("nan"), float("inf")])
