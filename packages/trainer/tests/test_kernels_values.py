@@ -183,6 +183,18 @@ def test_of_equal_experts_the_first_are_chosen():
     assert CPU.choose_experts(logits, top_k=3, bias=bias, groups=4, topk_group=2).tolist() == [[6, 7, 0]] * 2
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_token_chooses_different_experts_whatever_its_logits(wrong, groups, dtype):
+    logits = normal(4, 8).astype(dtype)
+    logits[0, 1:] = logits[1, 5] = logits[2] = wrong
+    bias = Tensor(np.zeros(8, dtype)) if groups > 1 else None
+    ids = CPU.choose_experts(Tensor(logits), top_k=4, bias=bias, groups=groups, topk_group=groups // 2 or 1)
+    assert [len(set(row)) for row in ids.tolist()] == [4] * 4
+    assert ids.min() >= 0
+    assert ids.max() < 8
+
+
 def test_no_tokens_choose_no_experts():
     assert CPU.choose_experts(Tensor.from_numpy(np.zeros((0, 8))), top_k=2, groups=4, topk_group=2).shape == (0, 2)
 

@@ -42,7 +42,8 @@ def choose_experts(
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
     """Places of the `count` largest scores of each row, int64, largest first; of equal ones the first."""
-    left, rows = scores.copy(), np.arange(len(scores))
+    # What was chosen is below everything that is left, also below a score of minus infinity.
+    left, rows = np.maximum(scores, np.finfo(scores.dtype).min), np.arange(len(scores))
     places = np.empty((len(scores), count), np.int64)
     for number in range(count):
         places[:, number] = left.argmax(axis=1)
