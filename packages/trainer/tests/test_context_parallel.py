@@ -81,6 +81,16 @@ def test_without_a_loss_mask_all_but_the_last_are_ahead() -> None:
     assert batch.counts(2).tolist() == [5, 3]
 
 
+def test_nothing_is_ahead_of_the_last_token_of_a_document_that_is_kept_apart() -> None:
+    ids = np.array([[5, 6, 7, 0, 8, 0], [9, 0, 1, 1, 1, 1]], np.int32)
+    labels = np.array([[6, 7, 0, 8, 0, 9], [0, 1, 1, 1, 1, 1]], np.int32)
+    apart = from_lengths([[4, 2], [2, 4]])
+    batch = look_ahead(MicroBatch(ids, ids, labels, mask=apart))
+    assert batch.ahead is not None
+    assert batch.ahead.loss_mask.tolist() == [[1, 1, 1, 0, 1, 0], [1, 0, 1, 1, 1, 0]]
+    assert batch.mask is apart
+
+
 def test_copied_heads_sum_their_gradients() -> None:
     x = Tensor(np.arange(4.0).reshape(1, 1, 2, 2))
     repeated = repeat_heads(x, 3)

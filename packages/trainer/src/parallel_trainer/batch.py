@@ -52,11 +52,13 @@ def token_weights(labels: np.ndarray, loss_mask: np.ndarray | None) -> np.ndarra
 def look_ahead(batch: MicroBatch) -> MicroBatch:
     """The same whole rows with their `ahead`: at each place the token that follows, what follows it, and its mask.
 
-    After a row's last token nothing is known: its mask is 0. Made before context parallelism cuts the rows.
+    After the last token of a row nothing is known, and after that of a document that attention keeps apart comes
+    another one: their mask is 0. Made before context parallelism cuts the rows.
     """
     assert batch.labels is not None, "what is ahead of tokens is for losses"
     mask = np.ones(batch.input_ids.shape, np.float32) if batch.loss_mask is None else batch.loss_mask
     ids, labels, mask = (_shifted(column) for column in (batch.input_ids, batch.labels, mask))
+    np.put(mask, batch.mask.ends - 1, 0)
     return evolve(batch, ahead=evolve(batch, input_ids=ids, labels=labels, loss_mask=mask))
 
 
