@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import tracemalloc
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 from device_mesh import connect
 from parallel_config import loads
 from parallel_trainer.cli import main
+from parallel_trainer.costs import expected_nodes
 from parallel_trainer.data.indexed import IndexedWriter
 from parallel_trainer.estimate import Estimate
 from parallel_trainer.job import Job, prepare
+from parallel_trainer.models.router import Routing
 from parallel_trainer.trainer import Trainer
 
 # 8 tokens a micro-batch, 8 wide, 4 heads of 4 numbers and 2 of keys and values, 12 inside the feed-forward.
@@ -193,22 +196,48 @@ def test_bytes_between_nodes_are_shown(corpus: str, tmp_path: Path, capsys: pyte
     )
     content = text(corpus, parallelism, model=DEEPSEEK, training="global_batch_size: 4, local_batch_size: 1")
     _, (_, _, received) = shown(capsys, tmp_path / "a.yaml", content, "--world-size", "4")
-    # Of two layers. A pair of experts is on one node with a chance of 3/7: a token goes to 11/7 nodes on average.
-    between = 16 + (4 * 8 * 11 / 7 * 8 * 4 + 16 * (8 + 3 * 4)) / 2
+    # Of two layers. Two of four groups are on one node with a chance of 1/3, and then both experts; else both experts
+    # are in one group with a chance of 1/3: a token goes to 1 + 4/9 nodes on average.
+    between = 16 + (4 * 8 * 13 / 9 * 8 * 4 + 16 * (8 + 3 * 4)) / 2
     within = (16 * (4 * 8 + 2) * 4 + 8 * 8) / 2
     assert received["ep between nodes (even routing)"] == 2 * round(between)
     assert received["ep within nodes (even routing)"] == 2 * round(within)
 
 
+@pytest.mark.parametrize(("groups", "chosen"), [(1, 1), (2, 1), (4, 2), (4, 3), (6, 2)])
+@pytest.mark.parametrize("nodes", [1, 2, 4, 6])
+def test_nodes_of_a_token_are_those_of_every_choice_on_average(groups: int, chosen: int, nodes: int) -> None:
+    experts, top_k = 12, 2
+    routing = Routing(
+        experts=experts, inner=1, top_k=top_k, scoring="sigmoid", normalized=True, groups=groups, topk_group=chosen
+    )
+    if groups % nodes and nodes % groups:
+        groups = chosen = 1
+    size = experts // groups
+    choices = [
+        {expert // (experts // nodes) for expert in choice}
+        for some in combinations(range(groups), chosen)
+        for choice in combinations([group * size + place for group in some for place in range(size)], top_k)
+    ]
+    assert expected_nodes(routing, nodes) == pytest.approx(sum(map(len, choices)) / len(choices), rel=1e-12)
+
+
 @pytest.mark.parametrize(
-    ("vocab", "rank", "has"), [(61, 0, "layers 0, 2, the embedding"), (4000, 1, "layers 1, 3, the")]
+    ("vocab", "rank", "has", "model"),
+    [
+        (61, 0, "layers 0, 2, the embedding", QWEN3),
+        (4000, 1, "layers 1, 3, the output layer", QWEN3),
+        (61, 1, "layers 1, 3, the further prediction, the output layer", DEEPSEEK),
+    ],
 )
 def test_the_rank_that_needs_most_is_shown(
-    corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], vocab: int, rank: int, has: str
+    corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], vocab: int, rank: int, has: str, model: str
 ) -> None:
     """Early stages have more micro-batches under way, the last one has the logits."""
     parallelism = "pipeline_parallel: 2, pipeline_parallel_interleave_num: 2, pipeline_parallel_layers_per_stage: auto"
-    content = text(corpus, parallelism, training="global_batch_size: 4, local_batch_size: 1", vocab=vocab, layers=4)
+    content = text(
+        corpus, parallelism, training="global_batch_size: 4, local_batch_size: 1", vocab=vocab, layers=4, model=model
+    )
     printed, tables = shown(capsys, tmp_path / "a.yaml", content, "--world-size", "2")
     assert f"Rank {rank} needs the most memory: its stage of the pipeline, {rank + 1} of 2, has {has}" in printed
     _, other = shown(capsys, tmp_path / "a.yaml", content, "--world-size", "2", "--rank", str(1 - rank))

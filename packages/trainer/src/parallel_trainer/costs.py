@@ -14,7 +14,6 @@ import math
 from collections import Counter
 
 from attrs import Factory, frozen
-from moe_dispatch import expected_nodes
 from parallel_config import ParallelPlan
 
 from parallel_trainer.models.router import Routing
@@ -49,6 +48,27 @@ class Costs:
 def all_reduce(ranks: int, nbytes: int) -> int:
     """Bytes that a rank receives in an all-reduce, as `device_mesh.Traffic` counts them."""
     return round(2 * nbytes * (ranks - 1) / ranks)
+
+
+def expected_nodes(routing: Routing, nodes: int) -> float:
+    """On how many of `nodes` the experts of a token are on average, if all that a router may choose is as likely.
+
+    A token chooses among the experts of `topk_group` groups; as long as nodes hold whole groups or parts of one, by the
+    chance that a node is spared. Where borders cross, as if there were no groups.
+    """
+    groups, chosen = routing.groups, routing.topk_group
+    if groups % nodes and nodes % groups:
+        groups = chosen = 1
+    on_node = max(1, groups // nodes)
+    among, of_group = routing.experts // groups * chosen, routing.experts // nodes // on_node
+
+    def sparing(here: int) -> int:
+        """Choices that have so many groups on a node and none of its experts."""
+        of_groups = math.comb(on_node, here) * math.comb(groups - on_node, chosen - here)
+        return of_groups * math.comb(among - here * of_group, routing.top_k)
+
+    spared = sum(map(sparing, range(min(on_node, chosen) + 1)))
+    return nodes * (1 - spared / (math.comb(groups, chosen) * math.comb(among, routing.top_k)))
 
 
 @frozen(eq=False)
@@ -149,7 +169,7 @@ class OnRank:
         """
         per_node = self.plan.npu_nums_per_device
         nodes = self.plan.ep // per_node
-        tokens = self.own_tokens * expected_nodes(routing.experts, nodes, routing.top_k)
+        tokens = self.own_tokens * expected_nodes(routing, nodes)
         to_node = 4 * tokens * hidden * self.itemsize + rows * (8 + 3 * self.itemsize)
         between = 16 * (nodes - 1) + to_node * (nodes - 1) / nodes
         within = self._there_and_back(rows, hidden, routing, per_node)

@@ -35,6 +35,9 @@ KINDS = {
 }
 """Kinds of weights by a part of their names, of which the first counts."""
 
+FURTHER = "multi-token prediction"
+"""The kind of all that only the layer after the last one has."""
+
 
 @frozen
 class HeldWeight:
@@ -88,8 +91,8 @@ class Estimate:
         def held(weight: Weight) -> HeldWeight:
             split, shards = mesh.axis(weight.split_axis), mesh.axis(weight.shard_axis)
             part = weight_part(weight, split.size, split.index(rank))
-            name = weight.name
-            kind = next(kind for text, kind in KINDS.items() if text in name) if further not in name else _FURTHER
+            kinds = {further: FURTHER} | KINDS
+            kind = next(kind for text, kind in kinds.items() if text in weight.name)
             return HeldWeight(kind, part, shards.size, shard_sizes(part.size, shards.size)[shards.index(rank)])
 
         on_rank = OnRank(
@@ -225,9 +228,6 @@ class Estimate:
         yield "world", all_reduce(plan.world_size, 8)
         if model.routing and model.expert_layers:  # tokens of each expert, and the auxiliary loss
             yield "world", all_reduce(plan.world_size, 8 * len(model.expert_layers) * (model.routing.experts + 1))
-
-
-_FURTHER = "multi-token prediction"
 
 
 def _once(units: Iterable[Iterable[HeldWeight]]) -> tuple[HeldWeight, ...]:

@@ -55,7 +55,8 @@ def _costs(job: Job, rank: int | None) -> Iterator[str]:
     if rank is None:
         estimate = Estimate.largest(job)
         rank = estimate.rank
-        yield f"Rank {rank} needs the most memory: {_why_most(job, tuple(estimate.costs))}. --rank shows another."
+        why = _why_most(job, tuple(estimate.costs), estimate.losses)
+        yield f"Rank {rank} needs the most memory: {why}. --rank shows another."
     else:
         estimate = Estimate.of(job, rank)
     yield from _table(f"Parameters of rank {rank}, of {estimate.model_size:,} in all", estimate.parameters())
@@ -64,8 +65,8 @@ def _costs(job: Job, rank: int | None) -> Iterator[str]:
     yield from _table(f"Received by rank {rank} in a step, bytes by mesh axis", estimate.communication())
 
 
-def _why_most(job: Job, stages: Sequence[int]) -> str:
-    """What a rank with these virtual stages has that others have not."""
+def _why_most(job: Job, stages: Sequence[int], losses: int) -> str:
+    """What a rank with these virtual stages of a model with so many losses has that others have not."""
     plan = job.plan
     if plan.pp == 1:
         return "ranks are alike, or the first has the larger parts of what does not divide"
@@ -73,7 +74,9 @@ def _why_most(job: Job, stages: Sequence[int]) -> str:
     layers = [f"{first}-{last}" if first < last else f"{first}" for first, last in ranges]
     has = [f"layers {', '.join(layers)}"]
     has += ["the embedding"] if 0 in stages else []
-    has += ["the output layer"] if len(plan.stage_layers) - 1 in stages else []
+    if len(plan.stage_layers) - 1 in stages:
+        has += ["the further prediction"] if losses > 1 else []
+        has += ["the output layer"]
     return f"its stage of the pipeline, {stages[0] + 1} of {plan.pp}, has {', '.join(has)}"
 
 
