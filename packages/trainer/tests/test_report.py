@@ -105,7 +105,8 @@ def test_watched_layers_are_those_of_the_file(monitor: MoeMonitor, chosen: tuple
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("3", "model.layers.3, which has no experts"), ("a-b", "'a-b'"), ("-1", "'-1'")]
+    ("text", "named"),
+    [("3", "model.layers.3, which has no experts"), ("a-b", "'a-b'"), ("-1", "'-1'"), ("4-2", "'4-2'")],
 )
 def test_layer_that_cannot_be_watched_is_refused(text: str, named: str) -> None:
     with pytest.raises(UserError, match=named) as caught:

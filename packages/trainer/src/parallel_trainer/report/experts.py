@@ -26,12 +26,13 @@ def watched_layers(monitor: MoeMonitor, expert_layers: Sequence[str]) -> tuple[s
     chosen = []
     for text in monitor.target_layers:
         first, _, last = text.partition("-")
-        if not first.strip().isdigit() or not (last or first).strip().isdigit():
+        ends = [part.strip() for part in (first, last or first)]
+        if not all(map(str.isdigit, ends)) or int(ends[0]) > int(ends[1]):
             raise UserError(
-                f"monitor.moe_monitor.target_layers has {text!r}: it has to be a layer's number or a range of them; "
+                f"monitor.moe_monitor.target_layers has {text!r}: it has to be a layer's number or an ascending range; "
                 'write for example ["3", "5-8"].'
             )
-        chosen += [f"model.layers.{number}" for number in range(int(first), int(last or first) + 1)]
+        chosen += [f"model.layers.{number}" for number in range(int(ends[0]), int(ends[1]) + 1)]
     without = [layer for layer in chosen if layer not in expert_layers]
     if without:
         numbers = ", ".join(layer.rpartition(".")[2] for layer in expert_layers) or "none"
