@@ -93,7 +93,7 @@ class Chunk:
     def backward_input(self, tape: Tape, gradient: Tensor) -> tuple[Tensor, Products]:
         """Like `backward`, but with the weights' matrix products left for `backward_weight`.
 
-        Gradients that are no such product (of norms, biases, the embedding, a router) are added at once.
+        Gradients that are no such product (of norms, biases, the embedding) are added at once.
         """
         left = []
         for index in reversed(range(len(self.units))):
