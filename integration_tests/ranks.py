@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -22,21 +23,50 @@ import numpy as np
 from attrs import asdict
 from cases import BASELINES, CASES, STEPS, Case
 from checks import CHECKS
-from device_mesh import Communicator, abort_on_error, connect
+from device_mesh import Communicator, Traffic, abort_on_error, connect
 from parallel_config import load, loads
 from parallel_trainer.cli.verify import largest_weight_difference
+from parallel_trainer.estimate import Estimate
 from parallel_trainer.job import prepare
+from parallel_trainer.step import StepResult
 from parallel_trainer.trace import Trace, on_one_rank
 from parallel_trainer.trainer import Trainer
 
 
-def trace(case: Case, corpora: Mapping[str, str], communicator: Communicator) -> tuple[Trace, bool]:
-    """Train a case; also whether the ranks ever had different numbers of valid tokens in a step."""
-    trainer = Trainer(prepare(loads(case.yaml(corpora)), communicator.size), communicator)
+def trace(case: Case, corpora: Mapping[str, str], communicator: Communicator) -> tuple[Trace, dict[str, Any]]:
+    """Train a case; also what is found on the way, the same on all ranks.
+
+    uneven: whether the ranks ever had different numbers of valid tokens in a step.
+    costs:  what a rank received in the first step and holds is what was planned, on all of them; if not, both as this
+        rank has them. Tokens on their way to experts are left out: how many there are depends on the data.
+    """
+    traffic, first_step = Traffic(), Counter[str]()
+    trainer = Trainer(prepare(loads(case.yaml(corpora)), communicator.size), communicator, traffic=traffic)
+    step = trainer.train_step
+    traffic.calls.clear()
+
+    def counted_step() -> StepResult:
+        result = step()
+        if trainer.step == 1:
+            first_step.update(traffic.received_bytes())
+        return result
+
+    trainer.train_step = counted_step  # type: ignore[method-assign]
     trained = Trace.record(trainer, STEPS)
+    estimate = Estimate.of(trainer.job, communicator.rank)
+    measured = {"parameters": trainer.weights.values.size, **_without_experts(first_step)}
+    planned = {"parameters": sum(estimate.parameters().values()), **_without_experts(estimate.communication())}
+    same = communicator.all_reduce(np.array([measured == planned]).astype(np.int64), "min")[0]
     own = [sum(batch.valid_tokens() for batch in trainer.micro_batches(step)) for step in range(STEPS)]
     lowest, highest = (communicator.all_reduce(np.array(own), op) for op in ("min", "max"))
-    return trained, bool((lowest < highest).any())
+    return trained, {
+        "uneven": bool((lowest < highest).any()),
+        "costs": "planned" if same else {"measured": measured, "planned": planned},
+    }
+
+
+def _without_experts(received: Mapping[str, int]) -> dict[str, int]:
+    return {axis: count for axis, count in received.items() if count and axis.partition(" ")[0] != "ep"}
 
 
 def differences(alone: Trace, together: Trace) -> dict[str, float]:
@@ -87,10 +117,10 @@ def main(folder: Path) -> None:
         found: dict[str, dict[str, Any]] = {}
         for case in CASES:
             if case.world == communicator.size:
-                together, uneven = trace(case, corpora, communicator)
+                together, others = trace(case, corpora, communicator)
                 if first:
                     alone = Trace.load(folder / case.model.name)
-                    found[case.name] = differences(alone, together) | {"uneven": uneven}
+                    found[case.name] = differences(alone, together) | others
         trained = scenarios(folder, communicator) if communicator.size in (1, 8) else {}
         checks = {check.__name__: check(communicator) for check in CHECKS if communicator.size in CHECKS[check]}
         if first:
