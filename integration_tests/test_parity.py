@@ -65,6 +65,8 @@ def _beside(case: Case) -> object:
     return case.dp_replicate, case.dp_shard, case.tp, case.loss_parallel, *cp
 
 
+PIPELINES = tuple(case for case in CASES if case.pp > 1 and case.model.architecture == "qwen3")
+
 # What a step does, and beside what: every value of the one meets every value of the other.
 PIPELINE_CHOICES: dict[str, Choice] = {
     "chunks": lambda case: case.chunks,
@@ -85,8 +87,8 @@ def test_choices_of_pipelines_are_crossed(pp: int, schedule: str) -> None:
     kinds = {"1F1B": ("none", False), "overlap_b_f": ("none", True)}
     zero_bubble = {("zbh1", False), ("zbv", False)}
     kind = {kinds[schedule]} if schedule in kinds else zero_bubble
-    alone_or_crossed = [case for case in CASES if case.pp == pp and case.world <= 4 and case.model.dtype == "float64"]
-    cases = [case for case in alone_or_crossed if (case.zero_bubble, case.paired) in kind]
+    of_stages = [case for case in PIPELINES if case.pp == pp and case.world <= 4 and case.model.dtype == "float64"]
+    cases = [case for case in of_stages if (case.zero_bubble, case.paired) in kind]
     values = {name: {choice(case) for case in cases} for name, choice in PIPELINE_CHOICES.items()}
     assert values["chunks"] == ({1, 2} if schedule == "zero bubble" else {1, 2, 3})
     assert {True, False} == values["layout"] == values["tied"] == values["overlap"]
@@ -103,11 +105,32 @@ def test_choices_of_pipelines_are_crossed(pp: int, schedule: str) -> None:
 def test_a_pipeline_beside_another_dimension_has_every_number_of_chunks_and_micro_batches() -> None:
     """One micro-batch, as many as stages, and a number that they do not divide."""
     found: dict[object, set[tuple[int, int]]] = {}
-    for case in CASES:
+    for case in PIPELINES:
         if case.pp == 2 and case.world == 4 and case.zero_bubble == "none":
             found.setdefault(_beside(case), set()).add((case.chunks, case.accumulation))
     assert len(found) == 6
     assert all(met == set(itertools.product((1, 2, 3), (1, 2, 5))) for met in found.values())
+
+
+DIMENSIONS = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_experts_are_trained_beside_every_dimension(world: int) -> None:
+    """With both dispatchers up to four ranks; every degree, number of experts, choice and kind of text on eight."""
+    cases = [case for case in CASES if case.world == world and case.ep > 1 and case.model.dtype == "float64"]
+    beside = {(name, case.node is None) for case in cases for name in DIMENSIONS if getattr(case, name) > 1}
+    # Two replicas and two stages leave no rank of two to share experts with.
+    dimensions = ("dp_shard", "cp", "tp") if world == 2 else DIMENSIONS
+    assert {name for name, _ in beside} == set(dimensions)
+    assert world == 8 or beside == set(itertools.product(dimensions, (True, False)))
+    if world == 8:
+        assert {case.ep for case in cases} == {2, 4, 8}
+        assert {case.node for case in cases} == {None, 2, 4}
+        assert {case.model.experts for case in cases} == {8, 16}
+        assert {case.model.top_k for case in cases} == {1, 2, 4}
+        assert {case.model.text for case in cases} >= {"plain", "packed", "padded"}
+        assert {case.model.mtp for case in cases} == {0, 1}
 
 
 @pytest.mark.timeout(3000)
