@@ -15,6 +15,7 @@ DEEPSEEK = "model_type: deepseek_v3, architectures: DeepseekV3ForCausalLM"
 GPT = "type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset, sizes: [8, 0, 0]"
 CP2 = "parallelism: {context_parallel: 2}"
 PIPELINE = "pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto"
+REDUNDANCY_FREE = "moe_token_dispatcher_type: alltoall_deredundancy"
 COMPRESSED = "use_attn_mask_compression: true"
 
 
@@ -525,6 +526,11 @@ def test_a_placement_set_from_code_is_used() -> None:
             "parallelism: {expert_parallel: 4, moe_token_dispatcher_type: alltoall_deredundancy}",
             "Use expert_parallel 8, or moe_token_dispatcher_type alltoall.",
         ),
+        (
+            12,
+            both(f"expert_parallel: 4, npu_nums_per_device: 3, {REDUNDANCY_FREE}", f"{DEEPSEEK}, n_routed_experts: 16"),
+            "Use moe_token_dispatcher_type alltoall.",  # 16 experts are not shared by 3 or 6 ranks
+        ),
         (1, "parallelism: {reshard_after_forward_policy: nevr}", "Did you mean never?"),
     ],
 )
@@ -583,8 +589,9 @@ def test_plain_degrees_with_layers_and_batches() -> None:
         ("parallelism: {pipeline_parallel_zero_bubble: zbv}", "pipeline_parallel_zero_bubble .pipeline_parallel is 1"),
         (f"parallelism: {{{PIPELINE}, pipeline_parallel_zero_bubble: zbh1}}", "refuses: pipeline_.*_zero_bubble zbh1"),
         ("monitor: {health_checkpoint: {global_norm_skip_time: 3}}", "monitor.health_checkpoint"),
-        (f"model: {{{QWEN}, num_hiden_layers: 2}}", "did you mean num_hidden_layers"),
+        (f"model: {{{QWEN}, num_hiden_layers: 2}}", "did you mean num_hidden_layers, which is 32 now"),
         ("optimizer: {weigth_decay: 0.1}", "did you mean weight_decay"),
+        (f"model: {{{DEEPSEEK}, n_routed_expert: 16}}", "did you mean n_routed_experts, which is 256 now"),
     ],
 )
 def test_what_has_no_effect_is_said_once(text: str, fragment: str) -> None:

@@ -9,6 +9,7 @@ from attrs import fields, has
 
 from parallel_config.likeness import most_alike
 from parallel_config.paths import join
+from parallel_config.problems import show
 from parallel_config.schema import Parallelism, TrainConfig, written_fields
 from parallel_config.schema.setting import is_reserved
 from parallel_config.value_types import known_keys
@@ -110,7 +111,9 @@ def _misspelt(section: object, path: str) -> Iterator[str]:
     for key in getattr(section, "extra", {}):
         meant = most_alike(key, known_keys(cls), at_least=_SURELY_MISSPELT)
         if meant is not None:
-            yield f"{join(path, key)} is not a field known here and is kept as it is: did you mean {meant}?"
+            value = getattr(section, meant)
+            now = "" if value is None or has(type(value)) else f", which is {show(value)} now"
+            yield f"{join(path, key)} is not a field known here and is kept as it is: did you mean {meant}{now}?"
     for attribute in fields(type(section)):  # type: ignore[arg-type]
         value = getattr(section, attribute.name)
         if has(type(value)) and attribute.name != "source":

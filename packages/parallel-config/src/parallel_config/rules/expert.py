@@ -79,10 +79,8 @@ def redundancy_free(facts: Facts) -> Iterator[Problem]:
     rule_text = (
         f"must be ≥ npu_nums_per_device {node}" if ep < node else f"must be a multiple of npu_nums_per_device {node}"
     )
-    room = facts.room("expert_parallel")
-    multiples = sorted({max(ep // node, 1) * node, (ep // node + 1) * node})
-    if room:
-        multiples = [size for size in multiples if room % size == 0]
+    split = math.gcd(facts.model.experts or 0, facts.room("expert_parallel"))  # 0, which all divide, where unknown
+    multiples = [size for size in sorted({max(ep // node, 1) * node, (ep // node + 1) * node}) if split % size == 0]
     fitting = [size for size in divisors(ep) if size > 1]
     larger = f"expert_parallel {listed(multiples)}, or " if multiples else ""
     yield facts.problem(
