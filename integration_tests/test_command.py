@@ -98,6 +98,13 @@ def test_verify_compares_with_one_rank(config: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "output").exists()
 
 
+def test_verify_says_where_no_weight_was_trained(config: Path, tmp_path: Path) -> None:
+    done = call("verify", config, "--nproc", "2", "--steps", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The learning rate is 0 in every step compared, 1 of " in done.stderr
+    assert "--steps 2 compares an update too" in done.stderr
+
+
 def test_verify_finds_a_rank_whose_learning_rate_is_off_by_a_millionth(
     config: Path, tmp_path: Path, monkeypatch
 ) -> None:
@@ -235,7 +242,7 @@ def refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"data_parallel_shard": "3"}, ["data_parallel_shard", "3", "2"]),
+        ({"data_parallel_shard": "3"}, ["data_parallel_shard", "3", "2", "parallel-config check "]),
         ({"local_batch_size": "5"}, ["global_batch_size", "24", "10"]),
         ({"type": "CosineAnnealingLR"}, ["CosineAnnealingLR", "ConstantWarmUpLR"]),
         ({"vocab_size": "40"}, ["40", "vocab"]),

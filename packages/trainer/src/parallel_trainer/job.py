@@ -126,7 +126,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     notes = [] if note is None else [note]
     ignored = fields_without_effect(config)
     if ignored:
-        notes.append(f"The file sets fields that have no effect in this version: {', '.join(ignored)}.")
+        notes.append(f"The file sets fields that have no effect here: {', '.join(ignored)}.")
     return Job(config, parallel_plan, model, chosen, schedule, dataset, watched or (), tuple(notes))
 
 

@@ -14,7 +14,7 @@ from device_mesh import launched
 from parallel_config import load
 
 from parallel_trainer.errors import UserError
-from parallel_trainer.job import prepare
+from parallel_trainer.job import Job, prepare
 from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.trace import Trace, on_one_rank
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     prepare(on_one_rank(config), 1, dtype=args.dtype)
     if args.steps > config.training.steps:
         raise UserError(f"--steps {args.steps} is more than training.steps {config.training.steps}.")
-    for note in job.notes:
+    for note in [*job.notes, *_weights_at_rest(job, args.steps)]:
         print(f"Note: {note}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         traces: list[Trace] = []
@@ -81,6 +81,16 @@ def run(args: argparse.Namespace) -> int:
             traces.append(Trace.load(Path(folder, str(len(traces)))))
     alone, together = traces
     return 0 if _compare(alone, together, args.dtype) else 1
+
+
+def _weights_at_rest(job: Job, steps: int) -> list[str]:
+    """A note where no step compared has a learning rate: equal weights then show nothing."""
+    if any(job.schedule(update) for update in range(steps)):
+        return []
+    total = job.config.training.steps
+    moving = next((update + 1 for update in range(steps, total) if job.schedule(update)), None)
+    instead = f"--steps {moving} compares an update too" if moving else "lr_scheduler decides when it rises"
+    return [f"The learning rate is 0 in every step compared, {steps} of {total}, so no weight is trained: {instead}."]
 
 
 def _trace(args: argparse.Namespace, world_size: int, folder: Path, *options: str) -> int:
