@@ -75,8 +75,7 @@ def reports(corpora: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
     found = {}
     for world in WORLDS:
         command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(world), sys.executable]
-        # Ranks compare every call, up to four of them: eight share two cores, and it takes twice as long there.
-        environment = rank_environment(world, os.environ) | {"DEVICE_MESH_DEBUG": "1" if world <= 4 else "0"}
+        environment = rank_environment(world, os.environ) | {"DEVICE_MESH_DEBUG": "0"}
         job = subprocess.run(
             [*command, str(HERE / "ranks.py"), str(folder)],
             cwd=Path(corpora["plain"]).parent,

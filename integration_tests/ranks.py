@@ -24,6 +24,7 @@ from attrs import asdict
 from cases import BASELINES, CASES, STEPS, Case
 from checks import CHECKS
 from device_mesh import Communicator, Traffic, abort_on_error, connect
+from device_mesh.debug import CheckedCommunicator
 from parallel_config import load, loads
 from parallel_trainer.cli.verify import largest_weight_difference
 from parallel_trainer.estimate import Estimate
@@ -104,6 +105,13 @@ def scenarios(folder: Path, communicator: Communicator) -> dict[str, dict[str, f
     return found
 
 
+CHECKED_EVERY = {1: 1, 2: 1, 4: 4, 8: 8}
+"""By world size, of how many plans one is trained by ranks that compare every call: where they share two cores, that
+takes twice as long."""
+
+CALL_SECONDS = 300.0
+
+
 def main(folder: Path) -> None:
     corpora = json.loads((folder / "corpora.json").read_text(encoding="utf-8"))
     communicator = connect()
@@ -115,12 +123,13 @@ def main(folder: Path) -> None:
                 (folder / model.name).mkdir()
                 trace(Case(model=model), corpora, communicator)[0].save(folder / model.name)
         found: dict[str, dict[str, Any]] = {}
-        for case in CASES:
-            if case.world == communicator.size:
-                together, others = trace(case, corpora, communicator)
-                if first:
-                    alone = Trace.load(folder / case.model.name)
-                    found[case.name] = differences(alone, together) | others
+        checked = CheckedCommunicator.over(communicator, CALL_SECONDS)
+        for number, case in enumerate(case for case in CASES if case.world == communicator.size):
+            compares_calls = number % CHECKED_EVERY[communicator.size] == 0
+            together, others = trace(case, corpora, checked if compares_calls else communicator)
+            if first:
+                alone = Trace.load(folder / case.model.name)
+                found[case.name] = differences(alone, together) | others
         trained = scenarios(folder, communicator) if communicator.size in (1, 8) else {}
         checks = {check.__name__: check(communicator) for check in CHECKS if communicator.size in CHECKS[check]}
         if first:
