@@ -58,7 +58,7 @@ def test_one_rank_calls_nothing_within_its_model(reports: Reports) -> None:
     assert reports[1]["checks"]["calls_of_one_rank"]["calls"] == [[group, "all_reduce", "", 0] for group in numbers]
 
 
-@pytest.mark.parametrize(("world", "least"), [(1, 5), (2, 25), (4, 25)])
+@pytest.mark.parametrize(("world", "least"), [(1, 4), (2, 25), (4, 25)])
 def test_a_run_keeps_what_the_plan_says(reports: Reports, world: int, least: int) -> None:
     """Byte for byte, of activations within 1 percent: token ids and their places are left out of the plan."""
     found = reports[world]["checks"]["held_memory"]
