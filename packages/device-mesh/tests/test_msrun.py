@@ -62,6 +62,7 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
     memory = set(Path("/dev/shm").glob("mpich_*"))
     script = tmp_path / "ranks.py"
     jobs = []
+    unconnected = False
 
     def launch(
         body: str = "pass",
@@ -72,6 +73,8 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
         options: str = "",
         machine: Sequence[str] = (),
     ) -> Job:
+        nonlocal unconnected
+        unconnected |= "MPI" in early
         script.write_text(PROGRAM.replace("EARLY", early).replace("BODY", body), encoding="utf-8")
         numbers = "" if "local_worker_num" in options else f"--worker_num={workers} --local_worker_num={workers}"
         command = [*machine, BIN / "msrun", *numbers.split(), f"--master_port={port}", "--join=True"]
@@ -102,6 +105,10 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
         job.process.communicate()
     assert not left
     ours = set(Path("/dev/shm").glob("mpich_*")) - memory
+    if unconnected:  # what MPI made for worlds of one before `connect` could see to it; it stays when they are killed
+        for path in ours:
+            path.unlink(missing_ok=True)
+        return
     assert not ours or _others_use_mpi(), ours
 
 
