@@ -86,12 +86,11 @@ class Estimate:
     def of(cls, job: Job, rank: int = 0) -> Estimate:
         """For rank `rank` of the job's world."""
         mesh, plan = ParallelMesh(job.plan), job.plan
-        further = f"model.layers.{job.model.num_hidden_layers}."
+        kinds = {f"model.layers.{job.model.num_hidden_layers}.": FURTHER} | KINDS
 
         def held(weight: Weight) -> HeldWeight:
             split, shards = mesh.axis(weight.split_axis), mesh.axis(weight.shard_axis)
             part = weight_part(weight, split.size, split.index(rank))
-            kinds = {further: FURTHER} | KINDS
             kind = next(kind for text, kind in kinds.items() if text in weight.name)
             return HeldWeight(kind, part, shards.size, shard_sizes(part.size, shards.size)[shards.index(rank)])
 

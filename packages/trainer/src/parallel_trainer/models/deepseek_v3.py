@@ -17,16 +17,15 @@ from parallel_trainer.models.layers import (
     DecoderLayer,
     Embedding,
     Experts,
-    FeedForward,
     Head,
     LayerUnit,
     Model,
     RotaryTables,
     Used,
+    feed_forward,
     tables,
 )
 from parallel_trainer.models.multi_token import MultiTokenHead, MultiTokenPrediction
-from parallel_trainer.models.rope import frequencies
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.context_parallel import Attention, LocalAttention
 from parallel_trainer.parallel.expert_parallel import ExpertParallel
@@ -56,24 +55,16 @@ class DeepseekV3(Model):
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
         ep = ep or ExpertParallel.none(kernels, config.expert_layers, config.routing.experts)
         embedding, head = tables(config)
-        yarn = config.yarn
-        rotary_tables = RotaryTables(
-            kernels,
-            frequencies(config.qk_rope_head_dim, config.rope_theta, yarn),
-            1.0 if yarn is None else yarn.table_scale,
-        )
+        rotary_tables = RotaryTables(config, kernels, config.qk_rope_head_dim)
         biases: dict[str, Weight] = {}
 
         def layer(name: str) -> DecoderLayer:
             declare = Declare(f"{name}.", config.initializer_range)
             attend = LatentAttention(declare, config, attention, rotary_tables)
-            if name not in config.expert_layers:
-                dense = FeedForward.declare(declare, config.hidden_size, config.intermediate_size)
-                return DecoderLayer(declare, config.hidden_size, attend, dense)
-            experts = Experts(name, declare, config.hidden_size, config.routing, ep)
-            if experts.bias:
-                biases[name] = experts.bias
-            return DecoderLayer(declare, config.hidden_size, attend, experts)
+            part = feed_forward(name, declare, config, ep)
+            if isinstance(part, Experts) and part.bias:
+                biases[name] = part.bias
+            return DecoderLayer(declare, config.hidden_size, attend, part)
 
         names = [f"model.layers.{number}" for number in range(config.num_hidden_layers + 1)]
         units: list[Unit] = [Embedding(embedding, tp)]

@@ -18,6 +18,7 @@ from mindspore import Tensor
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.kernels.interface import Kernels
+from parallel_trainer.models.rope import frequencies
 from parallel_trainer.models.router import Routing
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.models.unit import Unit
@@ -101,13 +102,14 @@ class Part(Protocol):
 class RotaryTables:
     """Rotary angles, computed once for all layers and micro-batches with the same positions.
 
-    Those used last are kept, others as long as a micro-batch that uses them is under way.
+    Those used last are kept, others as long as a micro-batch that uses them is under way. They turn `size` dimensions
+    of a head, with the configuration's rope_theta and YaRN.
     """
 
-    def __init__(self, kernels: Kernels, frequencies: np.ndarray, scale: float = 1.0) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels, size: int) -> None:
         self._kernels = kernels
-        self._frequencies = frequencies
-        self._scale = scale
+        self._frequencies = frequencies(size, config.rope_theta, config.yarn)
+        self._scale = 1.0 if config.yarn is None else config.yarn.table_scale
         self._tables: WeakValueDictionary[tuple[tuple[int, ...], bytes], Any] = WeakValueDictionary()
         self._last: Any = None
 
@@ -228,6 +230,13 @@ class Experts:
             if rank.plan.tp == 1:  # nothing is gathered: router and shared expert keep the same array
                 found += Costs(kept=-rank.tokens * self._hidden, left=-rank.tokens * self._hidden)
         return found
+
+
+def feed_forward(name: str, declare: Declare, config: ModelConfig, ep: ExpertParallel) -> FeedForward | Experts:
+    """The feed-forward part of the layer called `name`: experts where the configuration has them, else a dense one."""
+    if config.routing and name in config.expert_layers:
+        return Experts(name, declare, config.hidden_size, config.routing, ep)
+    return FeedForward.declare(declare, config.hidden_size, config.intermediate_size)
 
 
 class DecoderLayer:

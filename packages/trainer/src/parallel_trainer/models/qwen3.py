@@ -15,18 +15,15 @@ from parallel_trainer.models.layers import (
     Declare,
     DecoderLayer,
     Embedding,
-    Experts,
-    FeedForward,
     Head,
     LayerUnit,
     Model,
-    Part,
     RotaryTables,
     Used,
+    feed_forward,
     tables,
 )
 from parallel_trainer.models.qwen3_config import Qwen3Config
-from parallel_trainer.models.rope import frequencies
 from parallel_trainer.parallel.context_parallel import Attention, LocalAttention
 from parallel_trainer.parallel.expert_parallel import ExpertParallel
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
@@ -59,21 +56,13 @@ class Qwen3(Model):
         routing = config.routing
         ep = ep or ExpertParallel.none(kernels, config.expert_layers, routing.experts if routing else 0)
         embedding, head = tables(config)
-        yarn = config.yarn
-        rotary_tables = RotaryTables(
-            kernels,
-            frequencies(config.head_dim, config.rope_theta, yarn),
-            1.0 if yarn is None else yarn.table_scale,
-        )
+        rotary_tables = RotaryTables(config, kernels, config.head_dim)
 
         def layer(number: int) -> LayerUnit:
             name = f"model.layers.{number}"
             declare = Declare(f"{name}.", config.initializer_range)
-            feed_forward: Part = FeedForward.declare(declare, config.hidden_size, config.intermediate_size)
-            if routing and config.has_experts(number):
-                feed_forward = Experts(name, declare, config.hidden_size, routing, ep)
             attend = GroupedQueryAttention(declare, config, attention, rotary_tables)
-            part = DecoderLayer(declare, config.hidden_size, attend, feed_forward)
+            part = DecoderLayer(declare, config.hidden_size, attend, feed_forward(name, declare, config, ep))
             return LayerUnit(part, declare.prefix, tp, config.rms_norm_eps)
 
         super().__init__(
