@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -283,6 +286,12 @@ class Case:
             pad=PAD if text == "padded" else -1,
             compressed=_flag(compressed),
         )
+
+
+def corpora() -> dict[str, str]:
+    """By text the prefix of its corpus, from the folder that ranks are started with."""
+    found: dict[str, str] = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
+    return found
 
 
 def _flag(value: bool) -> str:

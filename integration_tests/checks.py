@@ -7,18 +7,15 @@ Each check runs on all ranks of the worlds listed for it in `CHECKS` and returns
 from __future__ import annotations
 
 import gc
-import json
-import sys
 from collections.abc import Callable, Mapping
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import psutil
 from attrs import evolve
-from cases import CASES, Case, Model
+from cases import CASES, Case, Model, corpora
 from context_checks import attention_everywhere, empty_blocks, ring_memory
 from device_mesh import Communicator, Traffic, connect
 from expert_checks import router_that_is_not_finite
@@ -274,12 +271,6 @@ def frozen_weights(communicator: Communicator) -> dict[str, Any]:
         "largest": max(float(np.abs(values).max()) for values in partly.values()),
         "state_elements": int(communicator.all_reduce(np.array([chunk.weights.gradients.size]))[0]),
     }
-
-
-def corpora() -> dict[str, str]:
-    """By text the prefix of its corpus, from the folder that ranks are started with."""
-    found: dict[str, str] = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
-    return found
 
 
 def even_communication(communicator: Communicator) -> dict[str, dict[str, Any]]:

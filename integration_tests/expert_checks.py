@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from attrs import evolve
-from cases import Case, Model
+from cases import Case, Model, corpora
 from device_mesh import Communicator
 from parallel_config import loads
 from parallel_trainer.job import prepare
@@ -20,10 +17,9 @@ _GATE = "model.layers.1.mlp.gate.weight"
 
 def router_that_is_not_finite(communicator: Communicator) -> dict[str, Any]:
     """A step whose routers see nan in one element of one rank's shard, skipped, and the same trainer mended."""
-    corpora = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
     model = Model(architecture="deepseek_v3", experts=8, top_k=2, mtp=1)
     case = Case(dp_shard=communicator.size, ep=communicator.size, node=communicator.size, model=model)
-    config = loads(case.yaml(corpora))
+    config = loads(case.yaml(corpora()))
     config = evolve(config, training=evolve(config.training, use_skip_step_on_nan=True))
     trainer = Trainer(prepare(config, communicator.size), communicator)
     weights, biases = trainer.weights, np.concatenate([bias.values for bias in trainer.biases.values()])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import BASELINES, CASES, Case
+from cases import BASELINES, CASES, Case, corpora
 from device_mesh import Communicator
 from mindspore import Tensor
 from mindspore.common import _Function
@@ -122,7 +119,7 @@ def measured(trainer: Trainer) -> dict[str, int]:
 
 def held_memory(communicator: Communicator) -> dict[str, list[dict[str, list[int]]]]:
     """By case, for each rank: measured and planned bytes of each kind, where tokens go to all experts equally often."""
-    texts = json.loads(Path(sys.argv[1], "corpora.json").read_text(encoding="utf-8"))
+    texts = corpora()
     cases: dict[tuple[object, ...], Case] = {}
     for case in (*CASES, *(Case(model=model) for model in BASELINES)):
         if case.world == communicator.size and case.accumulation < 9:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from attrs import asdict
-from cases import BASELINES, CASES, STEPS, Case
+from cases import BASELINES, CASES, STEPS, Case, corpora
 from checks import CHECKS
 from device_mesh import Communicator, Traffic, abort_on_error, connect
 from device_mesh.debug import CheckedCommunicator
@@ -34,7 +34,7 @@ from parallel_trainer.trace import Trace, on_one_rank
 from parallel_trainer.trainer import Trainer
 
 
-def trace(case: Case, corpora: Mapping[str, str], communicator: Communicator) -> tuple[Trace, dict[str, Any]]:
+def trace(case: Case, texts: Mapping[str, str], communicator: Communicator) -> tuple[Trace, dict[str, Any]]:
     """Train a case; also what is found on the way, the same on all ranks.
 
     uneven: whether the ranks ever had different numbers of valid tokens in a step.
@@ -42,7 +42,7 @@ def trace(case: Case, corpora: Mapping[str, str], communicator: Communicator) ->
         rank has them. Tokens on their way to experts are left out: how many there are depends on the data.
     """
     traffic, first_step = Traffic(), Counter[str]()
-    trainer = Trainer(prepare(loads(case.yaml(corpora)), communicator.size), communicator, traffic=traffic)
+    trainer = Trainer(prepare(loads(case.yaml(texts)), communicator.size), communicator, traffic=traffic)
     step = trainer.train_step
     traffic.calls.clear()
 
@@ -113,7 +113,7 @@ CALL_SECONDS = 300.0
 
 
 def main(folder: Path) -> None:
-    corpora = json.loads((folder / "corpora.json").read_text(encoding="utf-8"))
+    texts = corpora()
     communicator = connect()
     warnings.filterwarnings("ignore", "Extensions of this project")
     with abort_on_error(communicator):
@@ -121,12 +121,12 @@ def main(folder: Path) -> None:
         if communicator.size == 1:
             for model in BASELINES:
                 (folder / model.name).mkdir()
-                trace(Case(model=model), corpora, communicator)[0].save(folder / model.name)
+                trace(Case(model=model), texts, communicator)[0].save(folder / model.name)
         found: dict[str, dict[str, Any]] = {}
         checked = CheckedCommunicator.over(communicator, CALL_SECONDS)
         for number, case in enumerate(case for case in CASES if case.world == communicator.size):
             compares_calls = number % CHECKED_EVERY[communicator.size] == 0
-            together, others = trace(case, corpora, checked if compares_calls else communicator)
+            together, others = trace(case, texts, checked if compares_calls else communicator)
             if first:
                 alone = Trace.load(folder / case.model.name)
                 found[case.name] = differences(alone, together) | others
