@@ -33,7 +33,6 @@ from device_mesh.rendezvous import FULL, Aborted, Ended, Rendezvous, keep_alive
 _RETRY_SECONDS = 0.1
 _LOCAL_SCHEDULER_SECONDS = 60.0
 _NO_WORKER_SECONDS = 5.0
-_KILL_SECONDS = 8.0
 _ANSWER_SECONDS = 30.0
 
 
@@ -290,11 +289,10 @@ def _end(launch: Launch, where: _Scheduler, reason: str | None) -> NoReturn:
 
 
 def _fail_together(launch: Launch, message: str) -> NoReturn:
-    """Raise in the worker that speaks. The others wait: msrun kills all, the speaker too, when the first one ends."""
+    """Raise in the worker that speaks."""
     if launch.speaks:
         raise LaunchError(message)
-    time.sleep(_KILL_SECONDS)
-    sys.exit(2)
+    launch.leave()
 
 
 @frozen

@@ -13,7 +13,6 @@ from device_mesh import Communicator, Launch, LaunchError, connect
 from parallel_trainer.errors import UserError
 from parallel_trainer.launch.mpiexec import rank_environment
 
-_KILL_SECONDS = 8.0
 _SHOW_SECONDS = 0.5
 
 
@@ -42,15 +41,10 @@ def _unconnected(said: str, size: int) -> str:
 
 
 def refuse(launch: Launch, message: str) -> NoReturn:
-    """Raise UserError in one of the processes that all see the same problem; the others end without a word.
-
-    msrun kills all workers when the first of them ends, so there the others give the one that speaks time to.
-    """
+    """Raise UserError in one of the processes that all see the same problem; the others end without a word."""
     if launch.speaks:
         raise UserError(message)
-    if launch.kind == "msrun":
-        time.sleep(_KILL_SECONDS)
-    sys.exit(2)
+    launch.leave()
 
 
 def let_log_be_shown(launch: Launch | None) -> None:
