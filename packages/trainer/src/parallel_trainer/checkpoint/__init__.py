@@ -1,0 +1,1 @@
+"""Weights on disk: files of tensors read and written in pieces, and folders of other programs."""
