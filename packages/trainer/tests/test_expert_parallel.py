@@ -87,8 +87,8 @@ def test_tokens_are_counted_by_layer_until_they_are_collected() -> None:
 def test_biases_move_towards_experts_with_fewer_tokens_than_the_mean() -> None:
     loads = ExpertLoads(("first", "second"), np.array([[9, 9, 9, 9], [10, 4, 2, 0]]), 0.0)
     # This rank's shard holds elements 1 and 2.
-    held = SimpleNamespace(values=np.array([0.5, 0.5]), start=1)
-    even = SimpleNamespace(values=np.array([0.25]), start=3)
+    held = SimpleNamespace(values=np.array([0.5, 0.5]), holding=SimpleNamespace(start=1))
+    even = SimpleNamespace(values=np.array([0.25]), holding=SimpleNamespace(start=3))
     update_biases({"second": held, "first": even}, loads, 0.125)  # type: ignore[dict-item]
     assert held.values.tolist() == [0.5, 0.625]
     assert even.values.tolist() == [0.25]

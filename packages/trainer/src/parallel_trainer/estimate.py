@@ -19,9 +19,9 @@ from parallel_trainer.costs import Costs, OnRank, all_reduce
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
-from parallel_trainer.parallel.layout import WeightPart, weight_part
+from parallel_trainer.parallel.layout import Holding, MeshPlaces, WeightPart, holding
 from parallel_trainer.parallel.pipeline import Order, schedule, stage_units, weight_ranks
-from parallel_trainer.parallel.weights import Weight, shard_sizes
+from parallel_trainer.parallel.weights import Weight
 
 KINDS = {
     "norm": "norms",
@@ -44,15 +44,26 @@ class HeldWeight:
     """What one rank holds of a weight.
 
     kind:     which kind of weight it is, for a table.
-    part:     what is left of it by tensor or expert parallelism.
-    shards:   ranks over which the part is cut once more.
-    elements: of the part, on this rank.
+    holding:  what that is.
     """
 
     kind: str
-    part: WeightPart
-    shards: int
-    elements: int
+    holding: Holding
+
+    @property
+    def part(self) -> WeightPart:
+        """What is left of the weight by tensor or expert parallelism."""
+        return self.holding.part
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which the part is cut once more."""
+        return len(self.holding.sizes)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the part on this rank."""
+        return self.holding.size
 
     @property
     def trainable(self) -> bool:
@@ -89,10 +100,8 @@ class Estimate:
         kinds = {f"model.layers.{job.model.num_hidden_layers}.": FURTHER} | KINDS
 
         def held(weight: Weight) -> HeldWeight:
-            split, shards = mesh.axis(weight.split_axis), mesh.axis(weight.shard_axis)
-            part = weight_part(weight, split.size, split.index(rank))
             kind = next(kind for text, kind in kinds.items() if text in weight.name)
-            return HeldWeight(kind, part, shards.size, shard_sizes(part.size, shards.size)[shards.index(rank)])
+            return HeldWeight(kind, holding(weight, MeshPlaces(mesh, rank)))
 
         on_rank = OnRank(
             plan,

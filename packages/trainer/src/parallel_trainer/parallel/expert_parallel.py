@@ -122,4 +122,5 @@ def update_biases(biases: Mapping[str, ShardedWeight], loads: ExpertLoads, rate:
     for layer, sharded in biases.items():
         tokens = loads.tokens_per_expert[loads.layers.index(layer)]
         towards = np.sign(tokens.mean() - tokens)
-        sharded.values += rate * towards[sharded.start : sharded.start + sharded.values.size]
+        start = sharded.holding.start
+        sharded.values += rate * towards[start : start + sharded.values.size]

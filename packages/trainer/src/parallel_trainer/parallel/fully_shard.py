@@ -15,8 +15,8 @@ import numpy as np
 from device_mesh import Communicator
 from mindspore import Tensor, mint
 
-from parallel_trainer.parallel.layout import WeightPart, weight_part
-from parallel_trainer.parallel.weights import Weight, shard_sizes
+from parallel_trainer.parallel.layout import Holding, WeightPart, holding, weight_part
+from parallel_trainer.parallel.weights import Weight
 
 _MINDSPORE_DTYPES = {np.dtype(np.float32): ms.float32, np.dtype(np.float64): ms.float64}
 
@@ -35,20 +35,16 @@ def averaging_divisor(communicators: AxisGroups) -> int:
 class ShardedWeight:
     """One weight on one rank: its piece of the flat shards, and a tensor that has memory only while in use.
 
-    part:     which part of the weight the shard group holds together.
+    holding:  what this rank holds of the weight.
     slice:    where this rank's elements lie in the rank's flat arrays of values (and gradients, if trainable).
-    sizes:    elements on each rank of the shard group; the last ranks may have fewer, or none.
-    start:    number within the part of this rank's first element.
-    tensor:   the whole part. Its memory is empty unless the weight is gathered.
+    tensor:   the whole part of the weight that the shard group holds together. Its memory is empty unless gathered.
     """
 
-    def __init__(self, part: WeightPart, group: Communicator, offset: int, dtype: np.dtype) -> None:
-        self.part = part
+    def __init__(self, holding: Holding, group: Communicator, offset: int, dtype: np.dtype) -> None:
+        self.holding = holding
         self.group = group
-        self.sizes = shard_sizes(part.size, group.size)
-        self.start = sum(self.sizes[: group.rank])
-        self.slice = slice(offset, offset + self.sizes[group.rank])
-        self.nbytes = part.size * dtype.itemsize
+        self.slice = slice(offset, offset + holding.size)
+        self.nbytes = holding.part.size * dtype.itemsize
         self.users = 0
         self.values: np.ndarray
         self.tensor: Tensor
@@ -57,6 +53,16 @@ class ShardedWeight:
     def weight(self) -> Weight:
         """The whole weight's declaration."""
         return self.part.weight
+
+    @property
+    def part(self) -> WeightPart:
+        """Which part of the weight the shard group holds together."""
+        return self.holding.part
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements on each rank of the shard group; the last ranks may have fewer, or none."""
+        return self.holding.sizes
 
     @property
     def stays(self) -> bool:
@@ -119,32 +125,27 @@ class ShardedWeights:
         self.replicas, self.tp = communicators["dp_replicate"], communicators["tp"]
         self.divisor = averaging_divisor(communicators) if average else 1
         unique = {weight.name: weight for weight in weights}
-        parts = [self._part(weight) for weight in unique.values()]
+        held = [holding(weight, communicators) for weight in unique.values()]
         self._by_name: dict[str, ShardedWeight] = {}
         size = self.trainable_size = 0
         # Weights of which equally many ranks hold the same part lie side by side: one reduction for each number.
         self._areas: dict[tuple[int, bool], slice] = {}
-        for part in sorted(parts, key=lambda part: (not part.weight.trainable, *self._area(part))):
-            sharded = ShardedWeight(part, communicators[part.weight.shard_axis], size, np.dtype(dtype))
-            self._by_name[part.weight.name] = sharded
+        for of_rank in sorted(held, key=lambda held: (not held.part.weight.trainable, *self._area(held.part))):
+            weight, area = of_rank.part.weight, self._area(of_rank.part)
+            sharded = ShardedWeight(of_rank, communicators[weight.shard_axis], size, np.dtype(dtype))
+            self._by_name[weight.name] = sharded
             size = sharded.slice.stop
-            if part.weight.trainable:
+            if weight.trainable:
                 self.trainable_size = size
-                first = self._areas.get(self._area(part), sharded.slice).start
-                self._areas[self._area(part)] = slice(first, size)
+                self._areas[area] = slice(self._areas.get(area, sharded.slice).start, size)
         several = sorted({copies for copies, _ in self._areas if copies > 1})
         self._holders = {copies: self._holders_of(copies) for copies in several}
         self.values = np.empty(size, dtype)
         self.gradients = np.zeros(self.trainable_size, dtype)
         for sharded in self:
             sharded.attach(self.values)
-            sharded.values[...] = sharded.part.initial_values(
-                seed=seed, start=sharded.start, stop=sharded.start + sharded.values.size
-            )
-
-    def _part(self, weight: Weight) -> WeightPart:
-        group = self._groups[weight.split_axis]
-        return weight_part(weight, group.size, group.rank)
+            start = sharded.holding.start
+            sharded.values[...] = sharded.part.initial_values(seed=seed, start=start, stop=start + sharded.values.size)
 
     def _area(self, part: WeightPart) -> tuple[int, bool]:
         return part.copies, part.weight.name in self._sharers

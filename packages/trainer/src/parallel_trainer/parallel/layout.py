@@ -8,11 +8,14 @@ sizes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 from attrs import frozen
+from device_mesh import ParallelMesh
 
-from parallel_trainer.parallel.weights import Weight, initial_rows, split_evenly
+from parallel_trainer.parallel.weights import Weight, initial_rows, shard_sizes, split_evenly
 
 Range = tuple[int, int]
 """Indices `start` to `stop - 1`."""
@@ -67,6 +70,18 @@ class WeightPart:
         return values.reshape(-1)[start - first * row_size : stop - first * row_size]
 
     @property
+    def runs(self) -> Runs:
+        """Its elements of the flattened weight."""
+        shape, dim = self.weight.shape, self.weight.split_dim
+        if dim is None:
+            return Runs(np.zeros(1, np.int64), np.array([self.weight.size], np.int64))
+        before, after = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
+        ranges = np.array(self.ranges, np.int64).reshape(-1, 2) * after
+        starts = np.arange(before, dtype=np.int64)[:, None] * (shape[dim] * after) + ranges[:, 0]
+        lengths = np.broadcast_to(ranges[:, 1] - ranges[:, 0], starts.shape)
+        return Runs(starts.reshape(-1), lengths.reshape(-1)).cut(0, self.size)
+
+    @property
     def _indices(self) -> np.ndarray:
         return np.concatenate([np.arange(start, stop) for start, stop in self.ranges])
 
@@ -108,3 +123,163 @@ def _share(blocks: int, ranks: int, rank: int, weight: Weight) -> tuple[Range, i
         )
     copies = ranks // blocks
     return (rank // copies, rank // copies + 1), copies
+
+
+@frozen(eq=False)
+class Runs:
+    """Elements of a flattened weight as intervals: ascending and apart, in the order in which a rank holds them.
+
+    starts, lengths: int64 (n,), in elements of the whole weight.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Elements in all."""
+        return int(self.lengths.sum())
+
+    @property
+    def stops(self) -> np.ndarray:
+        """Where each interval ends, int64 (n,)."""
+        return self.starts + self.lengths
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """How many elements are held before each interval, int64 (n,)."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    def cut(self, first: int, last: int) -> Runs:
+        """The held elements number `first` to `last - 1`."""
+        begins = np.clip(first - self.offsets, 0, self.lengths)
+        ends = np.clip(last - self.offsets, 0, self.lengths)
+        some = ends > begins
+        return Runs((self.starts + begins)[some], (ends - begins)[some])
+
+    def common(self, other: Runs) -> tuple[np.ndarray, np.ndarray]:
+        """The elements that both hold, in ascending order: where they lie among those held here, and there."""
+        first = np.searchsorted(other.stops, self.starts, side="right")
+        counts = np.maximum(np.searchsorted(other.starts, self.stops, side="left") - first, 0)
+        own = np.repeat(np.arange(len(counts)), counts)
+        others = _aranges(first, counts)
+        starts = np.maximum(self.starts[own], other.starts[others])
+        lengths = np.minimum(self.stops[own], other.stops[others]) - starts
+        return (
+            _aranges(starts - self.starts[own] + self.offsets[own], lengths),
+            _aranges(starts - other.starts[others] + other.offsets[others], lengths),
+        )
+
+
+def _aranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """`arange(start, start + length)` of each pair, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+class Place(Protocol):
+    """A rank's place on a mesh axis; a communicator is one."""
+
+    @property
+    def size(self) -> int:
+        """Ranks on the axis."""
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+
+
+class Places(Protocol):
+    """A rank's place on each mesh axis: its communicators, or `MeshPlaces`."""
+
+    def __getitem__(self, axis: str, /) -> Place: ...
+
+
+@frozen
+class Holding:
+    """What one rank holds of a weight: elements of the part that tensor or expert parallelism leaves to it.
+
+    part:    the part of its rank of the split axis.
+    sizes:   elements of the flattened part on each rank of the shard axis; the last ranks may have fewer, or none.
+    shard:   which rank of the shard axis this is.
+    is_first: whether no rank of this stage with a lower number holds the same elements.
+    """
+
+    part: WeightPart
+    sizes: tuple[int, ...]
+    shard: int
+    is_first: bool
+
+    @property
+    def start(self) -> int:
+        """Number within the part of the first element."""
+        return sum(self.sizes[: self.shard])
+
+    @property
+    def size(self) -> int:
+        """Elements held."""
+        return self.sizes[self.shard]
+
+    @property
+    def runs(self) -> Runs:
+        """Those elements of the flattened weight."""
+        return self.part.runs.cut(self.start, self.start + self.size)
+
+
+def holding(weight: Weight, places: Places) -> Holding:
+    """What the rank with these places holds of a weight of its stage: the one answer for everything that has to know.
+
+    Initial values, gathering, saving, loading, resharding and the plan's memory all follow from it.
+    """
+    split, shards = places[weight.split_axis], places[weight.shard_axis]
+    part = weight_part(weight, split.size, split.rank)
+    is_first = split.rank % part.copies == 0 and places["dp_replicate"].rank == 0
+    return Holding(part, shard_sizes(part.size, shards.size), shards.rank, is_first)
+
+
+@frozen
+class _MeshPlace:
+    size: int
+    rank: int
+
+
+@frozen
+class MeshPlaces:
+    """The place of a rank on every axis of a mesh."""
+
+    mesh: ParallelMesh
+    rank: int
+
+    def __getitem__(self, axis: str) -> Place:
+        found = self.mesh.axis(axis)
+        return _MeshPlace(found.size, found.index(self.rank))
+
+
+@frozen(eq=False)
+class ModelLayout:
+    """Which rank of a plan holds which elements of which weight.
+
+    weights: by name, in the order of the model.
+    mesh:    the ranks.
+    stages:  by name of a weight the pipeline ranks that use it, that of its first stage first.
+    """
+
+    weights: Mapping[str, Weight]
+    mesh: ParallelMesh
+    stages: Mapping[str, tuple[int, ...]]
+
+    def holding(self, name: str, rank: int) -> Holding | None:
+        """What a rank of the world holds of a weight; None where its stages do not use it."""
+        if self.mesh.axis("pp").index(rank) not in self.stages[name]:
+            return None
+        return holding(self.weights[name], MeshPlaces(self.mesh, rank))
+
+    def stored(self, rank: int) -> dict[str, Holding]:
+        """What a rank writes into a checkpoint, by name of the weight: each element is written by one rank."""
+        stage = self.mesh.axis("pp").index(rank)
+        found = {name: holding for name in self.weights if (holding := self.holding(name, rank)) is not None}
+        return {
+            name: holding
+            for name, holding in found.items()
+            if holding.is_first and holding.size and self.stages[name][0] == stage
+        }
