@@ -58,7 +58,8 @@ def trace(case: Case, texts: Mapping[str, str], communicator: Communicator) -> t
     measured = {"parameters": trainer.weights.values.size, **_without_experts(first_step)}
     planned = {"parameters": sum(estimate.parameters().values()), **_without_experts(estimate.communication())}
     same = communicator.all_reduce(np.array([measured == planned]).astype(np.int64), "min")[0]
-    own = [sum(batch.valid_tokens() for batch in trainer.micro_batches(step)) for step in range(STEPS)]
+    size = trainer.job.plan.global_batch_size
+    own = [sum(batch.valid_tokens() for batch in trainer.micro_batches(step * size)) for step in range(STEPS)]
     lowest, highest = (communicator.all_reduce(np.array(own), op) for op in ("min", "max"))
     return trained, {
         "uneven": bool((lowest < highest).any()),

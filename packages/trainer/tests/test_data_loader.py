@@ -51,7 +51,7 @@ def section(*, sizes: tuple[int, ...] | None = None, loader: dict[str, Any] | No
 
 def test_a_rank_has_every_data_parallel_th_sample_in_micro_batches() -> None:
     """Step 3 of 8 samples is 24 … 31; shard 1 of 2 has the odd ones, two in each of two micro-batches."""
-    batches = loader(shard_index=1).micro_batches(3)
+    batches = loader(shard_index=1).micro_batches(24)
     assert [batch.input_ids.tolist() for batch in batches] == [[[25, 25], [27, 27]], [[29, 29], [31, 31]]]
     assert [batch.labels[:, 0].tolist() for batch in batches] == [[26, 28], [30, 32]]
     assert batches[0].loss_mask.shape == batches[0].position_ids.shape == (2, 2)
@@ -78,7 +78,7 @@ def test_a_step_has_the_same_samples_for_every_plan(
                 shard_index=shard,
                 shuffle_seed=shuffle_seed,
             )
-            .sample_numbers(step)
+            .sample_numbers(12 * step)
             .tolist()
         )
 
@@ -95,10 +95,10 @@ def test_after_the_last_sample_comes_the_first() -> None:
 
 def test_shuffling_takes_each_sample_once_in_a_pass_and_otherwise_in_the_next() -> None:
     rows = loader(16, data_parallel=1, shuffle_seed=7)
-    passes = [rows.sample_numbers(step).tolist() + rows.sample_numbers(step + 1).tolist() for step in (0, 2)]
+    passes = [rows.sample_numbers(first).tolist() + rows.sample_numbers(first + 8).tolist() for first in (0, 16)]
     assert [sorted(numbers) for numbers in passes] == [list(range(16))] * 2
     assert passes[0] != passes[1] != list(range(16))
-    assert loader(16, data_parallel=1, shuffle_seed=7).sample_numbers(2).tolist() == passes[1][:8]
+    assert loader(16, data_parallel=1, shuffle_seed=7).sample_numbers(16).tolist() == passes[1][:8]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def attention_work(job: Job, step: int) -> AttentionWork:
     masks = [
         batch.mask
         for shard_index in range(job.plan.data_parallel)
-        for batch in job.loader(shard_index).micro_batches(step)
+        for batch in job.loader(shard_index).micro_batches(step * job.plan.global_batch_size)
     ]
     return AttentionWork(
         pairs=sum(mask.visible_pairs for mask in masks),

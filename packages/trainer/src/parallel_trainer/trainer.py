@@ -27,7 +27,7 @@ from parallel_trainer.parallel.expert_parallel import (
     update_biases,
 )
 from parallel_trainer.parallel.fully_shard import ShardedWeights, averaging_divisor
-from parallel_trainer.parallel.pipeline import Order, Pipeline, stage_units, unit_names, weight_ranks
+from parallel_trainer.parallel.pipeline import Order, Pipeline, model_layout, stage_units, unit_names
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
@@ -41,7 +41,8 @@ class Trainer:
     communicator: the world, of `job.plan.world_size` ranks.
     traffic:      writes down what is communicated, by mesh axis and by unit; nothing does if left out.
 
-    `loads` is what routers did in the last step, None for a model without experts.
+    `loads` is what routers did in the last step, None for a model without experts; `step` and `consumed` are the steps
+    and samples trained on; `layout` says which rank holds which part of the model.
 
     >>> trainer = Trainer(job, connect("mpi"))          # doctest: +SKIP
     >>> result = trainer.train_step()                   # doctest: +SKIP
@@ -55,8 +56,7 @@ class Trainer:
         _start_mindspore()
         config, plan = job.config, job.plan
         self.job = job
-        self.step = 0
-        self.skipped = 0
+        self.step = self.consumed = self.skipped = 0
         self.loads: ExpertLoads | None = None
         self.mesh = ParallelMesh(plan)
         self.groups = AxisCommunicators(self.mesh, communicator, traffic)
@@ -73,7 +73,7 @@ class Trainer:
         )
         self.model = model
         stages = stage_units(model.units, plan.stage_layers)
-        self.weight_ranks = weight_ranks(stages, plan.stage_ranks)
+        self.layout = model_layout(model, plan)
         pp_group = self.groups["pp"]
         names = stage_units(unit_names(len(model.units)), plan.stage_layers)
         held = [stage for stage, rank in enumerate(plan.stage_ranks) if rank == pp_group.rank]
@@ -82,7 +82,7 @@ class Trainer:
             communicators=self.groups,
             dtype=job.dtype,
             seed=config.training.seed,
-            sharers=_sharers(self.weight_ranks, pp_group),
+            sharers=_sharers(self.layout.stages, pp_group),
             average=average,
         )
         self.biases = {
@@ -123,7 +123,7 @@ class Trainer:
         result = training_step(
             self.pipeline,
             self.weights,
-            self.micro_batches(self.step),
+            self.micro_batches(self.consumed),
             world=self.groups["world"],
             loss_group=self.groups["loss"],
             optimizer=self.optimizer,
@@ -138,6 +138,7 @@ class Trainer:
             if result.updated:
                 update_biases(self.biases, self.loads, self.model.bias_update_rate)
         self.step += 1
+        self.consumed += self.job.plan.global_batch_size
         self.skipped = 0 if result.updated else self.skipped + 1
         if self.skipped >= training.max_consecutive_skipped_steps > 0:
             raise UserError(
@@ -146,9 +147,9 @@ class Trainer:
             )
         return result
 
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        """What this rank trains on in a step: its rows, and its part of their tokens."""
-        batches: Iterable[MicroBatch] = self.loader.micro_batches(step)
+    def micro_batches(self, consumed: int) -> list[MicroBatch]:
+        """What this rank trains on in the step after `consumed` samples: its rows, and its part of their tokens."""
+        batches: Iterable[MicroBatch] = self.loader.micro_batches(consumed)
         if len(self.model.losses) > 1:
             batches = map(look_ahead, batches)
         return [cut(batch, self.shard) for batch in batches]
@@ -180,7 +181,7 @@ class Trainer:
         """Name and full value of every weight, one at a time. Collective over the world."""
         pp_group = self.groups["pp"]
         for weight in self.model.weights:
-            owner = self.weight_ranks[weight.name][0]
+            owner = self.layout.stages[weight.name][0]
             if pp_group.rank == owner:
                 value = self.weights.full_value(weight.name)
             else:

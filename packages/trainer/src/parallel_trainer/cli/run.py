@@ -124,7 +124,7 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
                 tokens_per_second=tokens / seconds,
                 seconds=seconds,
                 valid_tokens=result.valid_tokens,
-                consumed_samples=trainer.step * job.plan.global_batch_size,
+                consumed_samples=trainer.consumed,
                 updated=result.updated,
                 mtp_loss=result.mtp_loss,
                 balance_loss=result.balance_loss,

@@ -55,11 +55,11 @@ def build_dataset(
 
 
 class BatchLoader:
-    """The rows of one rank for any step. Which rows those are depends on the arguments and the step alone.
+    """The rows of one rank for any step. Which those are depends on the arguments and on how much was read before.
 
-    Step t takes samples t · global_batch_size … of the dataset, whatever the number of shards; after the last
-    sample comes the first again. Row j of shard s is sample s + data_parallel · (t · rows + j), with
-    rows = global_batch_size // data_parallel.
+    A step takes the next global_batch_size samples of the dataset, whatever the number of shards; after the last sample
+    comes the first again. With `consumed` samples read before, row j of shard s is sample
+    consumed + s + data_parallel · j.
     """
 
     def __init__(
@@ -88,10 +88,9 @@ class BatchLoader:
         self._shard_index = shard_index
         self._shuffle_seed = shuffle_seed
 
-    def sample_numbers(self, step: int) -> np.ndarray:
-        """Numbers in the dataset of this rank's rows in step `step`, counted from 0: int64 (rows,)."""
-        row = step * self._rows + np.arange(self._rows, dtype=np.int64)
-        position = self._shard_index + self._data_parallel * row
+    def sample_numbers(self, consumed: int) -> np.ndarray:
+        """Numbers in the dataset of this rank's rows in the step after `consumed` samples: int64 (rows,)."""
+        position = consumed + self._shard_index + self._data_parallel * np.arange(self._rows, dtype=np.int64)
         passes, numbers = np.divmod(position, len(self._dataset))
         if self._shuffle_seed is None:
             return numbers
@@ -101,9 +100,9 @@ class BatchLoader:
             numbers[here] = permutation[numbers[here]]
         return numbers
 
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        """The rows of step `step` as num_accumulation_steps batches of (local_batch_size, S)."""
-        samples = [self._dataset[number] for number in self.sample_numbers(step).tolist()]
+    def micro_batches(self, consumed: int) -> list[MicroBatch]:
+        """The rows of the step after `consumed` samples: num_accumulation_steps batches of (local_batch_size, S)."""
+        samples = [self._dataset[number] for number in self.sample_numbers(consumed).tolist()]
         size = self._local_batch_size
         return [stack(samples[first : first + size]) for first in range(0, len(samples), size)]
 

@@ -8,7 +8,7 @@ sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -72,14 +72,7 @@ class WeightPart:
     @property
     def runs(self) -> Runs:
         """Its elements of the flattened weight."""
-        shape, dim = self.weight.shape, self.weight.split_dim
-        if dim is None:
-            return Runs(np.zeros(1, np.int64), np.array([self.weight.size], np.int64))
-        before, after = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
-        ranges = np.array(self.ranges, np.int64).reshape(-1, 2) * after
-        starts = np.arange(before, dtype=np.int64)[:, None] * (shape[dim] * after) + ranges[:, 0]
-        lengths = np.broadcast_to(ranges[:, 1] - ranges[:, 0], starts.shape)
-        return Runs(starts.reshape(-1), lengths.reshape(-1)).cut(0, self.size)
+        return runs_of(self.weight.shape, self.weight.split_dim, self.ranges)
 
     @property
     def _indices(self) -> np.ndarray:
@@ -169,6 +162,18 @@ class Runs:
             _aranges(starts - self.starts[own] + self.offsets[own], lengths),
             _aranges(starts - other.starts[others] + other.offsets[others], lengths),
         )
+
+
+def runs_of(shape: Sequence[int], dim: int | None, ranges: Sequence[Range]) -> Runs:
+    """The elements of a flattened array with these indices of dimension `dim`; all of them where that is None."""
+    if dim is None:
+        return Runs(np.zeros(1, np.int64), np.array([math.prod(shape)], np.int64))
+    before, after = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
+    bounds = np.array(ranges, np.int64).reshape(-1, 2) * after
+    bounds = bounds[bounds[:, 0] < bounds[:, 1]]
+    starts = np.arange(before, dtype=np.int64)[:, None] * (shape[dim] * after) + bounds[:, 0]
+    lengths = np.broadcast_to(bounds[:, 1] - bounds[:, 0], starts.shape)
+    return Runs(starts.reshape(-1), lengths.reshape(-1))
 
 
 def _aranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

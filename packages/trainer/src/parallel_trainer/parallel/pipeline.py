@@ -13,14 +13,17 @@ from typing import TypeVar
 
 import numpy as np
 from attrs import field, frozen
-from device_mesh import Communicator, Request, connect
+from device_mesh import Communicator, ParallelMesh, Request, connect
 from mindspore import Tensor
+from parallel_config import ParallelPlan
 from parallel_config.schema import Parallelism
 from pipeline_schedule import Callbacks, Executor, Message, Schedule, generate, overlap_b_f, overlap_p2p
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.models.layers import Model
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.chunk import Chunk, Products, Tape
+from parallel_trainer.parallel.layout import ModelLayout
 
 WATCHDOG_SECONDS = 300.0
 """A step of the schedule that takes longer is reported, with what it waits for and where that rank should be."""
@@ -94,6 +97,14 @@ def weight_ranks(stages: Sequence[Sequence[Unit]], stage_ranks: Sequence[int]) -
             ranks = found.get(weight.name, ())
             found[weight.name] = ranks if rank in ranks else (*ranks, rank)
     return found
+
+
+def model_layout(model: Model, plan: ParallelPlan) -> ModelLayout:
+    """Which rank of a plan holds which elements of which weight of a model."""
+    stages = stage_units(model.units, plan.stage_layers)
+    return ModelLayout(
+        {weight.name: weight for weight in model.weights}, ParallelMesh(plan), weight_ranks(stages, plan.stage_ranks)
+    )
 
 
 @frozen(eq=False)
