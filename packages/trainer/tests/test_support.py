@@ -90,9 +90,10 @@ def test_fields_without_effect_are_those_the_file_wrote() -> None:
     assert fields_without_effect(alone) == ()
     split = loads("parallelism: {enable_mc2: true, tensor_parallel: 2}" + MODEL)
     assert fields_without_effect(split) == ("parallelism.enable_mc2",)
-    ignored = "checkpoint: {save_path: x, prefix: y}\nmonitor: {train_state: {local_loss: true}}\n"
+    ignored = "checkpoint: {save_path: x, prefix: y, save_global_layout_cache: false}\n"
+    ignored += "monitor: {train_state: {local_loss: true}}\n"
     assert fields_without_effect(loads(ignored + MODEL + "  rotary_dtype: float32\n  made_up: 1\n")) == (
-        "checkpoint",
+        "checkpoint.save_global_layout_cache",
         "model.made_up",
         "model.rotary_dtype",
         "monitor.train_state.local_loss",

@@ -25,6 +25,9 @@ def refusals(config: TrainConfig) -> Iterator[Problem]:
         yield refuse("training.rampup_batch_size", list(ramp), rule, "Remove the field.")
     if optimizer.type != "AdamW":
         yield refuse("optimizer.type", optimizer.type, "must be AdamW: no other optimizer exists yet", "Use AdamW.")
+    if config.checkpoint.save_trainable_only:
+        rule = "must be false: it leaves out frozen weights, and without adapters there are none that another file has"
+        yield refuse("checkpoint.save_trainable_only", True, rule, "Remove the field.")
     for field in ("amsgrad", "maximize"):
         if getattr(optimizer, field):
             rule = "must be false: this AdamW does not have it yet"
@@ -82,6 +85,10 @@ _ACTED_ON = (
     | _under("model", "model_type", "architectures", "seq_length", "params_dtype", "compute_dtype")
     | _under("model", "use_flash_attention", "use_attn_mask_compression", "use_eod_attn_mask_compression")
     | _under("model", "calculate_per_token_loss", "pad_token_id")
+    | _under("checkpoint", "enable_save", "save_path", "save_max", "save_interleaved_steps", "no_save_optim")
+    | _under("checkpoint", "async_save", "prefix", "load_path", "no_load_optim")
+    # Each element is written once and read once, whatever these say.
+    | _under("checkpoint", "remove_redundancy", "load_balanced", "save_trainable_only")
     | _under("monitor.moe_monitor", "save_tokens_per_expert_interval", "target_layers")
     | _under("train_dataset.dataloader", "type", "shuffle", "column_names", "datasets_type", "sizes")
     | _under("train_dataset.dataloader.config", "data_path", "train_data_path", "valid_data_path", "test_data_path")

@@ -170,6 +170,10 @@ class Checkpoint:
         ]
         return sorted(found, key=lambda block: block.piece.file)
 
+    def content(self, block: Block) -> Runs:
+        """A block's elements of the flattened tensor."""
+        return self.tensors[block.tensor].runs(block.piece).cut(block.first, block.last)
+
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
         """Read the index of a checkpoint, and check that its files are there in full size.
@@ -181,7 +185,9 @@ class Checkpoint:
         try:
             checkpoint: Checkpoint = cattrs.structure(values | {"folder": folder}, cls)
         except Exception as error:
-            raise UserError(f"{folder / INDEX} is damaged: {cattrs.transform_error(error)[0]}. {_elsewhere(folder)}") from error
+            raise UserError(
+                f"{folder / INDEX} is damaged: {cattrs.transform_error(error)[0]}. {_elsewhere(folder)}"
+            ) from error
         problems = list(checkpoint._problems_of_files())
         if problems:
             raise UserError(f"{folder} is not the whole checkpoint any more. {_elsewhere(folder)}", problems)
@@ -198,7 +204,8 @@ class Checkpoint:
     def damaged(self, block: Block) -> UserError:
         """The error for a block whose checksum is not that of its bytes."""
         return UserError(
-            f"{self.folder / block.piece.file} is damaged: {block.tensor} has other values in elements {block.first} to "
+            f"{self.folder / block.piece.file} is damaged: {block.tensor} has other values in elements {block.first} "
+            f"to "
             f"{block.last - 1} of what this file holds of it than when it was written (checksum {block.checksum:08x}). "
             f"{_elsewhere(self.folder)}"
         )
@@ -237,7 +244,8 @@ def resolve(path: Path) -> Path:
         return found[-1]
     what = "holds no complete checkpoint" if path.is_dir() else "does not exist"
     raise UserError(
-        f"{path} {what}: a checkpoint is a folder with {INDEX}, as training writes it to checkpoint.save_path. Name such a "
+        f"{path} {what}: a checkpoint is a folder with {INDEX}, as training writes it to checkpoint.save_path. Name "
+        f"such a "
         "folder, or one that holds them, of which the newest is taken"
     )
 
@@ -254,7 +262,8 @@ def _read_index(path: Path) -> dict[str, Any]:
     version = values.get("version")
     if version != VERSION:
         raise UserError(
-            f"{path} has version {version}, and this parallel-trainer reads version {VERSION}: use the parallel-trainer "
+            f"{path} has version {version}, and this parallel-trainer reads version {VERSION}: use the "
+            f"parallel-trainer "
             f"that wrote it, {values.get('versions', {}).get('parallel-trainer', 'which is not named')}, or a newer one"
         )
     checksum = values.pop("checksum", None)

@@ -13,7 +13,7 @@ from typing import TextIO
 from device_mesh import launched
 from parallel_config import ConfigError, ConfigWarning
 
-from parallel_trainer.cli import data, plan, run, verify
+from parallel_trainer.cli import checkpoint, data, plan, run, verify
 from parallel_trainer.errors import UserError
 from parallel_trainer.launch.joining import let_log_be_shown
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"parallel-train {version('parallel-trainer')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, verify, plan, data):
+    for module in (run, verify, plan, data, checkpoint):
         module.add_parser(commands)
     args = parser.parse_args(argv)
     return say_errors(lambda: args.run(args))

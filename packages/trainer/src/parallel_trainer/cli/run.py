@@ -6,20 +6,26 @@ import argparse
 import os
 import time
 import warnings
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_mesh import Communicator, Launch, abort_on_error, launched
 from parallel_config import ConfigError, load
 
+from parallel_trainer.checkpoint.resume import check_loadable
+from parallel_trainer.checkpoint.save import Saver, saves
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
 from parallel_trainer.launch.joining import join, refuse, with_rank_environment
 from parallel_trainer.launch.mpiexec import run_ranks
+from parallel_trainer.launch.stopping import StopRequest
 from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
 from parallel_trainer.report.record import StepRecord
 
 if TYPE_CHECKING:
+    from parallel_trainer.checkpoint.resume import Resumed
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles
     from parallel_trainer.trainer import Trainer
@@ -52,10 +58,15 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--nproc {world_size} must be at least 1.")
     _check_output(output)
     with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
-        prepare(load(args.config), world_size)  # whatever is wrong is said here, before any rank starts
+        job = prepare(load(args.config), world_size)  # whatever is wrong is said here, before any rank starts
+        check_loadable(job)
     if watched():
         os.environ[TERMINAL_VARIABLE] = "1"
-    code = run_ranks(world_size, ["-m", "parallel_trainer", "run", str(args.config), "--output", str(output)])
+    code = run_ranks(
+        world_size,
+        ["-m", "parallel_trainer", "run", str(args.config), "--output", str(output)],
+        stop_on_sigterm=saves(job.config),
+    )
     if code and (output / "metrics.jsonl").exists():
         from parallel_trainer.report.files import draw_curve_of
 
@@ -97,58 +108,82 @@ def _in_launch(launch: Launch, config: Path, output: Path, nproc: int | None) ->
 
 def _train(job: Job, communicator: Communicator, output: Path) -> None:
     # MindSpore, matplotlib and TensorBoard, which the process that starts the ranks does without
+    from parallel_trainer.checkpoint.resume import restore, snapshot
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles, draw_curve_of
     from parallel_trainer.trainer import Trainer
 
     trainer = Trainer(job, communicator)
+    section = job.config.checkpoint
+    resumed = None
+    if section.load_path:
+        resumed = restore(trainer, Path(section.load_path), optimizer=not section.no_load_optim)
+    saver = stop = None
+    if saves(job.config):
+        take = partial(snapshot, trainer, optimizer=not section.no_save_optim)
+        saver = Saver(section, communicator, take, step=trainer.step)
+        stop = StopRequest(communicator)
     reports: list[Console | RunFiles] = []
     experts: ExpertFiles | None = None
     if communicator.rank == 0:
         _check_output(output)
-        _introduce(job, trainer)
+        _introduce(job, trainer, resumed)
         reports = [Console(job.config.training.steps), RunFiles(output)]
         interval = job.config.monitor.moe_monitor.save_tokens_per_expert_interval
         experts = ExpertFiles(output, job.watched, interval) if job.watched and interval else None
-    try:
-        tokens = job.plan.global_batch_size * job.seq_length
-        while trainer.step < job.config.training.steps:
-            lr, start = trainer.lr, time.perf_counter()
-            result = trainer.train_step()
-            seconds = time.perf_counter() - start
-            record = StepRecord(
-                step=trainer.step,
-                loss=result.loss,
-                lr=lr,
-                grad_norm=result.grad_norm,
-                tokens_per_second=tokens / seconds,
-                seconds=seconds,
-                valid_tokens=result.valid_tokens,
-                consumed_samples=trainer.consumed,
-                updated=result.updated,
-                mtp_loss=result.mtp_loss,
-                balance_loss=result.balance_loss,
-            )
+    with saver or nullcontext():
+        try:
+            tokens = job.plan.global_batch_size * job.seq_length
+            while trainer.step < job.config.training.steps:
+                lr, start = trainer.lr, time.perf_counter()
+                result = trainer.train_step()
+                seconds = time.perf_counter() - start
+                record = StepRecord(
+                    step=trainer.step,
+                    loss=result.loss,
+                    lr=lr,
+                    grad_norm=result.grad_norm,
+                    tokens_per_second=tokens / seconds,
+                    seconds=seconds,
+                    valid_tokens=result.valid_tokens,
+                    consumed_samples=trainer.consumed,
+                    updated=result.updated,
+                    mtp_loss=result.mtp_loss,
+                    balance_loss=result.balance_loss,
+                )
+                for report in reports:
+                    report.step(record)
+                if experts and trainer.loads:
+                    experts.step(trainer.step, trainer.loads)
+                if saver:
+                    saver.after_step(trainer.step)
+                if stop and stop.requested():
+                    break
+            if saver:
+                saver.finish(trainer.step)
+        finally:
             for report in reports:
-                report.step(record)
-            if experts and trainer.loads:
-                experts.step(trainer.step, trainer.loads)
-    finally:
-        for report in reports:
-            report.close()
+                report.close()
     if experts:
         experts.close()
     if reports:
         draw_curve_of(output)
+        if saver and stop and trainer.step < job.config.training.steps:
+            print(f"Stopped by SIGTERM after step {trainer.step} of {job.config.training.steps}.")
         print(f"Metrics, TensorBoard events and the loss curve are in {output}")
+        if saver:
+            print(f"Checkpoints are in {saver.folder}; to go on from the newest: checkpoint.load_path: {saver.folder}")
 
 
-def _introduce(job: Job, trainer: Trainer) -> None:
+def _introduce(job: Job, trainer: Trainer, resumed: Resumed | None) -> None:
     count = sum(weight.size for weight in trainer.model.weights)
     print(
         f"{job.config.model.model_type}: {count:,} parameters in {job.dtype}, of which this rank holds "
         f"{trainer.weights.values.size:,}\n{job.summary}",
         flush=True,
     )
-    for note in job.notes:
+    if resumed:
+        what = f"Going on after step {resumed.step}, from" if resumed.step else "Starting from the weights of"
+        print(f"{what} {resumed.folder}", flush=True)
+    for note in (*job.notes, *(resumed.notes if resumed else ())):
         print(f"Note: {note}", flush=True)

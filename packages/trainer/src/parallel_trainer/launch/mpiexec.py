@@ -23,10 +23,11 @@ _INTERRUPT_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-def run_ranks(world_size: int, arguments: Sequence[str]) -> int:
+def run_ranks(world_size: int, arguments: Sequence[str], *, stop_on_sigterm: bool = False) -> int:
     """Run `python *arguments` as `world_size` ranks and return the job's exit code.
 
-    Ctrl-C, SIGTERM and SIGHUP reach the ranks as an interrupt; those that do not end within 10 s are killed.
+    Ctrl-C, SIGTERM and SIGHUP reach the ranks as an interrupt; those that do not end within 10 s are killed. With
+    `stop_on_sigterm`, SIGTERM reaches them as it is and they take the time they need.
 
     Raises UserError where the environment has no mpiexec.
     """
@@ -34,7 +35,7 @@ def run_ranks(world_size: int, arguments: Sequence[str]) -> int:
     environment = rank_environment(world_size, os.environ)
     # A session of its own: the terminal's Ctrl-C reaches us alone, and we pass it on.
     with (
-        _signals_as_interrupt(),
+        _signals_as_interrupt(_Terminated if stop_on_sigterm else KeyboardInterrupt),
         subprocess.Popen(
             command,
             env=environment,
@@ -44,7 +45,7 @@ def run_ranks(world_size: int, arguments: Sequence[str]) -> int:
         ) as job,
     ):
         try:
-            code = job.wait()
+            code = _wait(job)
         except KeyboardInterrupt:
             return _interrupt(job)
     return 128 - code if code < 0 else code
@@ -77,10 +78,23 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which the ranks get as well."""
+
+
+def _wait(job: subprocess.Popen[bytes]) -> int:
+    """The job's exit code; passes SIGTERM on, which mpiexec hands to the ranks."""
+    while True:
+        try:
+            return job.wait()
+        except _Terminated:
+            job.send_signal(signal.SIGTERM)
+
+
 @contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
+def _signals_as_interrupt(terminated: type[KeyboardInterrupt]) -> Iterator[None]:
     def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise terminated if signum == signal.SIGTERM else KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -1,0 +1,107 @@
+"""Rewriting a checkpoint as another plan would have written it, one block at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from attrs import evolve
+
+from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Block, Checkpoint
+from parallel_trainer.checkpoint.load import Reader, check_model
+from parallel_trainer.checkpoint.tensor_file import DTYPES
+from parallel_trainer.checkpoint.write import Content, Kind, file_name, joined, new_folder, versions, write_file
+from parallel_trainer.parallel.layout import Holding, ModelLayout, Runs
+
+_BLOCKS_KEPT = 64
+
+
+def reshard(checkpoint: Checkpoint, destination: Path, layout: ModelLayout, *, plan: str, config: str) -> Checkpoint:
+    """Write what `checkpoint` holds as the ranks of `layout` would. Returns the new checkpoint.
+
+    Memory holds some blocks of 1 MiB at a time. Raises UserError for a damaged checkpoint, another model, and a
+    destination that exists or cannot be written.
+    """
+    check_model(checkpoint, {name: weight.shape for name, weight in layout.weights.items()}, what="weights")
+    ranks = layout.mesh.world_size
+    with new_folder(destination) as folder, Reader(checkpoint) as reader:
+        source = _Source(checkpoint, reader)
+        files = {}
+        for rank in range(ranks):
+            for kind, contents in _contents(layout.stored(rank), source).items():
+                if contents:
+                    name = file_name(kind, rank, ranks)
+                    files[name] = write_file(folder / name, contents)
+        tensors, sizes = joined(files.items())
+        new = evolve(
+            checkpoint,
+            folder=folder,
+            tensors=tensors,
+            files=sizes,
+            plan=plan,
+            config=config,
+            world_size=ranks,
+            versions=versions(),
+        )
+        new.write()
+    return evolve(new, folder=destination)
+
+
+def _contents(stored: Mapping[str, Holding], source: _Source) -> dict[Kind, dict[str, Content]]:
+    """What a rank writes of weights and of moments."""
+
+    def contents(*prefixes: str) -> dict[str, Content]:
+        names = {f"{prefix}{name}": holding for prefix in prefixes for name, holding in stored.items()}
+        return {name: source.content(name, holding) for name, holding in names.items() if source.has(name)}
+
+    return {"model": contents(""), "opt": contents(FIRST_MOMENT, SECOND_MOMENT)}
+
+
+class _Source:
+    """A checkpoint's elements by their place in whole tensors. The last blocks read stay in memory."""
+
+    def __init__(self, checkpoint: Checkpoint, reader: Reader) -> None:
+        self.checkpoint = checkpoint
+        self._reader = reader
+        self._contents: dict[str, list[tuple[Block, Runs]]] = {}
+        self._kept: OrderedDict[tuple[str, str, int], np.ndarray] = OrderedDict()
+
+    def has(self, tensor: str) -> bool:
+        """Whether the checkpoint holds it; moments may be missing, and frozen weights have none."""
+        return tensor in self.checkpoint.tensors
+
+    def content(self, tensor: str, holding: Holding) -> Content:
+        """What a rank will hold of a tensor, for `write_file`."""
+        runs = holding.runs
+        dtype = self.checkpoint.tensors[tensor].dtype
+        return Content(holding, dtype, lambda first, last: self._values(tensor, runs.cut(first, last)))
+
+    def _values(self, tensor: str, wanted: Runs) -> np.ndarray:
+        """These elements of a tensor, in their order."""
+        found = np.empty(wanted.size, DTYPES[self.checkpoint.tensors[tensor].dtype])
+        if not wanted.size:
+            return found
+        first, last = wanted.starts[0], wanted.stops[-1]
+        for block, content in self._blocks(tensor):
+            if content.starts[0] < last and first < content.stops[-1]:
+                here, there = wanted.common(content)
+                if here.size:
+                    found[here] = self._read(block)[there]
+        return found
+
+    def _blocks(self, tensor: str) -> list[tuple[Block, Runs]]:
+        if tensor not in self._contents:
+            blocks = self.checkpoint.blocks([tensor])
+            self._contents = {tensor: [(block, self.checkpoint.content(block)) for block in blocks]}
+        return self._contents[tensor]
+
+    def _read(self, block: Block) -> np.ndarray:
+        key = (block.tensor, block.piece.file, block.first)
+        if key not in self._kept:
+            self._kept[key] = self._reader.read(block)
+            if len(self._kept) > _BLOCKS_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]

@@ -1,0 +1,178 @@
+"""From a trainer to what a checkpoint holds, and back: under the same plan or another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Checkpoint, State, resolve
+from parallel_trainer.checkpoint.load import check_model, load_arrays
+from parallel_trainer.checkpoint.save import Array, Snapshot
+from parallel_trainer.errors import UserError
+from parallel_trainer.job import Job, degrees
+from parallel_trainer.parallel.layout import Runs
+
+if TYPE_CHECKING:
+    from parallel_trainer.trainer import Trainer
+
+
+def snapshot(trainer: Trainer, *, optimizer: bool) -> Snapshot:
+    """The run as it is; the arrays are those that training goes on to change.
+
+    optimizer: with the optimizer's moments.
+    """
+    job = trainer.job
+    values = _values(trainer)
+    stored = trainer.layout.stored(trainer.groups["world"].rank)
+
+    def arrays(prefix: str) -> dict[str, Array]:
+        names = {f"{prefix}{name}": holding for name, holding in stored.items()}
+        return {name: Array(holding, values[name]) for name, holding in names.items() if name in values}
+
+    return Snapshot(
+        State(
+            step=trainer.step,
+            consumed_samples=trainer.consumed,
+            global_batch_size=job.plan.global_batch_size,
+            optimizer_steps=trainer.optimizer.steps,
+            skipped=trainer.skipped,
+        ),
+        weights=arrays(""),
+        moments={**arrays(FIRST_MOMENT), **arrays(SECOND_MOMENT)} if optimizer else {},
+        config=job.config.source.text,
+        plan=degrees(job.plan),
+        data=data_of(job),
+    )
+
+
+@frozen
+class Resumed:
+    """What `restore` did.
+
+    nbytes: read by this rank.
+    notes:  what the user should know.
+    """
+
+    folder: Path
+    step: int
+    nbytes: int
+    notes: tuple[str, ...]
+
+
+def check_loadable(job: Job) -> None:
+    """Raise UserError where the checkpoint that a file starts from cannot be loaded, as far as its index shows."""
+    section = job.config.checkpoint
+    if section.load_path:
+        checkpoint = Checkpoint.open(resolve(Path(section.load_path)))
+        if not section.no_load_optim:
+            _check_optimizer(checkpoint)
+            _position(checkpoint.state, job)
+
+
+def restore(trainer: Trainer, path: Path, *, optimizer: bool) -> Resumed:
+    """Go on from a checkpoint. Collective over the world.
+
+    path:      a checkpoint, or a folder of them, of which the newest is taken.
+    optimizer: with the optimizer's moments, the step and the position in the data; else a new run begins from the
+        checkpoint's weights.
+
+    Raises UserError for a checkpoint that is damaged or does not fit the model or the run. The trainer is then of no
+    use.
+    """
+    checkpoint = Checkpoint.open(resolve(path))
+    weights = {name: weight.shape for name, weight in trainer.layout.weights.items()}
+    check_model(checkpoint, weights, what="weights")
+    names = list(weights)
+    if optimizer:
+        _check_optimizer(checkpoint)
+        trained = {name: weights[name] for name, weight in trainer.layout.weights.items() if weight.trainable}
+        moments = {f"{prefix}{name}": shape for prefix in _MOMENTS for name, shape in trained.items()}
+        check_model(checkpoint, moments, what="moments")
+        names += moments
+    nbytes = load_arrays(checkpoint, _values(trainer), _runs(trainer), trainer.groups["world"], names)
+    notes: list[str] = []
+    if optimizer:
+        state = checkpoint.state
+        trainer.step = _position(state, trainer.job)
+        trainer.consumed, trainer.skipped = state.consumed_samples, state.skipped
+        trainer.optimizer.steps = state.optimizer_steps
+        notes += _notes(checkpoint, trainer.job, trainer.step)
+    return Resumed(checkpoint.folder, trainer.step, nbytes, tuple(notes))
+
+
+_MOMENTS = (FIRST_MOMENT, SECOND_MOMENT)
+
+
+def _values(trainer: Trainer) -> dict[str, np.ndarray]:
+    """This rank's elements of every tensor of a checkpoint, by its name."""
+    found = {sharded.weight.name: sharded.values for sharded in trainer.weights}
+    moments = zip(_MOMENTS, (trainer.optimizer.first_moment, trainer.optimizer.second_moment), strict=True)
+    for prefix, flat in moments:
+        found |= {f"{prefix}{sharded.weight.name}": flat[sharded.slice] for sharded in trainer.weights.trainable}
+    return found
+
+
+def _runs(trainer: Trainer) -> Any:
+    def runs(tensor: str, rank: int) -> Runs | None:
+        name = tensor.removeprefix(FIRST_MOMENT).removeprefix(SECOND_MOMENT)
+        held = trainer.layout.holding(name, rank)
+        return None if held is None else held.runs
+
+    return runs
+
+
+def _check_optimizer(checkpoint: Checkpoint) -> None:
+    if not checkpoint.has_optimizer:
+        raise UserError(
+            f"{checkpoint.folder} holds weights and no moments of the optimizer (checkpoint.no_save_optim, or "
+            f"weights from "
+            "elsewhere): training cannot go on as if nothing had happened. To begin a new run from these weights, with "
+            "step 0 of the learning rate and of the data, write checkpoint.no_load_optim: true"
+        )
+
+
+def _position(state: State, job: Job) -> int:
+    """The step at which a run goes on. Raises UserError where nothing is left of it."""
+    size = job.plan.global_batch_size
+    step = state.step if size == state.global_batch_size else state.consumed_samples // size
+    if step >= job.config.training.steps:
+        raise UserError(
+            f"The checkpoint is of step {step} and training.steps is {job.config.training.steps}: there is nothing "
+            f"left to "
+            "train. Raise training.steps, or load an earlier checkpoint"
+        )
+    return step
+
+
+def data_of(job: Job) -> dict[str, Any]:
+    """What the numbers of samples depend on: another value of one of these, and they are other samples."""
+    dataloader = job.config.train_dataset.dataloader
+    return {
+        "samples": len(job.dataset),
+        "seq_length": job.seq_length,
+        "seed": dataloader.config.seed,
+        "shuffle": dataloader.shuffle,
+    }
+
+
+def _notes(checkpoint: Checkpoint, job: Job, step: int) -> Iterator[str]:
+    state, size = checkpoint.state, job.plan.global_batch_size
+    if size != state.global_batch_size:
+        yield (
+            f"The global batch was {state.global_batch_size} samples and is {size}: of the {state.consumed_samples} "
+            f"samples "
+            f"read this makes step {step}, which is where the learning rate goes on."
+        )
+    now = data_of(job)
+    other = [
+        f"{name} was {value}, is {now.get(name)}" for name, value in checkpoint.data.items() if now.get(name) != value
+    ]
+    if other:
+        yield (
+            f"The data is not what the checkpoint was trained on ({'; '.join(other)}): samples may come again, or "
+            f"never."
+        )

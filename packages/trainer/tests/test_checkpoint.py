@@ -1,0 +1,394 @@
+"""Checkpoints on one rank: what is written, what is found again, and what becomes of damaged ones."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+from device_mesh import ParallelMesh, connect
+from parallel_config.schema import Checkpoint as Section
+from parallel_trainer.checkpoint import index, tensor_file, write
+from parallel_trainer.checkpoint.check import damages
+from parallel_trainer.checkpoint.index import FIRST_MOMENT, INDEX, Checkpoint, State, resolve
+from parallel_trainer.checkpoint.load import check_model, load_arrays
+from parallel_trainer.checkpoint.reshard import reshard
+from parallel_trainer.checkpoint.save import Array, Saver, Snapshot
+from parallel_trainer.cli import main
+from parallel_trainer.errors import UserError
+from parallel_trainer.parallel.layout import ModelLayout
+from parallel_trainer.parallel.weights import Normal, Weight
+from safetensors.numpy import load_file
+
+SHAPES = {"table": (7, 4), "output": (4, 6), "norm": (5,)}
+
+
+def layout(**sizes: int) -> ModelLayout:
+    degrees = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"), 1) | sizes
+    splits = {"table": {"tp_dim": 0}, "output": {"tp_dim": 1, "tp_block": 2}, "norm": {}}
+    weights = {
+        name: Weight(name, shape, init=Normal(1.0), **splits[name])  # type: ignore[arg-type]
+        for name, shape in SHAPES.items()
+    }
+    return ModelLayout(weights, ParallelMesh(SimpleNamespace(**degrees)), dict.fromkeys(SHAPES, (0,)))
+
+
+def values(name: str, step: int = 0) -> np.ndarray:
+    """Every element another number."""
+    first = {"table": 0, "output": 100, "norm": 200}[name.removeprefix(FIRST_MOMENT)]
+    moment = 0.5 if name.startswith(FIRST_MOMENT) else 0.0
+    shape = SHAPES[name.removeprefix(FIRST_MOMENT)]
+    return first + moment + 1000 * step + np.arange(np.prod(shape), dtype=np.float64)
+
+
+def snapshot(step: int) -> Snapshot:
+    stored = layout().stored(0)
+    return Snapshot(
+        State(step=step, consumed_samples=8 * step, global_batch_size=8, optimizer_steps=step),
+        weights={name: Array(held, values(name, step)) for name, held in stored.items()},
+        moments={
+            f"{FIRST_MOMENT}{name}": Array(held, values(f"{FIRST_MOMENT}{name}", step)) for name, held in stored.items()
+        },
+        config="training:\n  steps: 3\n",
+        plan="one rank",
+        data={"samples": 20},
+    )
+
+
+class Run:
+    """A run that stands at a step, and saves."""
+
+    def __init__(self, folder: Path, step: int, fields: dict[str, Any]) -> None:
+        self.step = step
+        section = Section(save_path=str(folder), **({"save_interleaved_steps": 1} | fields))
+        self.saver = Saver(section, connect("single"), lambda: snapshot(self.step), step=step)
+
+    def end(self) -> None:
+        """Let go of the folder, as the end of the process does."""
+        self.saver.__exit__()
+
+    def to(self, last: int) -> Run:
+        while self.step < last:
+            self.step += 1
+            self.saver.after_step(self.step)
+        return self
+
+
+class Runs(Protocol):
+    def __call__(self, folder: Path, *, step: int = 0, **fields: Any) -> Run: ...
+
+
+@pytest.fixture
+def run() -> Iterator[Runs]:
+    """Begins a run that saves into a folder; all end with the test."""
+    with ExitStack() as stack:
+
+        def begin(folder: Path, *, step: int = 0, **fields: Any) -> Run:
+            found = Run(folder, step, fields)
+            stack.enter_context(found.saver)
+            return found
+
+        yield begin
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Checkpoints of steps 1 and 2."""
+    done = Run(tmp_path / "ck", 0, {})
+    with done.saver:
+        done.to(2).saver.finish(2)
+    return tmp_path / "ck" / "iteration_00000002"
+
+
+def loaded(path: Path, of: ModelLayout, rank: int = 0) -> dict[str, np.ndarray]:
+    """What a rank of a plan gets, as one rank that reads everything."""
+    checkpoint = Checkpoint.open(path)
+    held = {name: holding for name in of.weights if (holding := of.holding(name, rank))}
+    arrays = {name: np.zeros(holding.size) for name, holding in held.items()}
+    load_arrays(checkpoint, arrays, lambda name, _: held[name].runs, connect("single"), list(SHAPES))
+    return arrays
+
+
+def test_what_is_saved_is_found_again_and_other_programs_can_read_it(saved: Path) -> None:
+    found = loaded(saved, layout())
+    for name in SHAPES:
+        np.testing.assert_array_equal(found[name], values(name, step=2))
+    file = load_file(saved / "checkpoint-model-0000000-0000001.safetensors")
+    np.testing.assert_array_equal(file["output"], values("output", step=2))
+    checkpoint = Checkpoint.open(resolve(saved.parent))
+    assert (checkpoint.state.step, checkpoint.state.consumed_samples) == (2, 16)
+    assert checkpoint.config == "training:\n  steps: 3\n"
+    assert list(damages(checkpoint)) == []
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"dp_shard": 3}, {"dp_shard": 2, "tp": 3}, {"dp_replicate": 2, "cp": 5}])
+def test_another_plan_gets_its_part_and_a_resharded_file_holds_it(
+    saved: Path, tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    """Values are the numbers of elements: cutting them says what each rank must get."""
+    other = layout(**sizes)
+    new = reshard(Checkpoint.open(saved), tmp_path / "new", other, plan="other", config="x: 1\n")
+    assert list(damages(Checkpoint.open(new.folder))) == []
+    for rank in range(other.mesh.world_size):
+        got = loaded(saved, other, rank)
+        for name, holding in other.stored(rank).items():
+            whole = values(name, step=2).reshape(SHAPES[name])
+            expected = whole[holding.part.index].reshape(-1)[holding.start :][: holding.size]
+            np.testing.assert_array_equal(got[name], expected)
+            file = load_file(new.folder / f"checkpoint-model-{rank:07d}-{other.mesh.world_size:07d}.safetensors")
+            np.testing.assert_array_equal(file[name], expected)
+    moments = Checkpoint.open(new.folder).tensors[f"{FIRST_MOMENT}table"]
+    assert moments.shape == SHAPES["table"]
+    assert moments.gaps() is None
+
+
+def test_blocks_are_small_parts_of_big_tensors(
+    run: Runs, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(write, "BLOCK_BYTES", 40)
+    run(tmp_path / "small").to(1)
+    checkpoint = Checkpoint.open(tmp_path / "small" / "iteration_00000001")
+    assert [block.last - block.first for block in checkpoint.blocks(["table"])] == [5, 5, 5, 5, 5, 3]
+    found = loaded(checkpoint.folder, layout(tp=2), 1)
+    # Three heads of two columns: the second rank has the last, in rows of six.
+    assert found["output"].tolist() == [1104, 1105, 1110, 1111, 1116, 1117, 1122, 1123]
+    assert list(damages(reshard(checkpoint, tmp_path / "new", layout(dp_shard=3), plan="", config=""))) == []
+
+
+def test_the_newest_are_kept_of_those_this_run_wrote(run: Runs, tmp_path: Path) -> None:
+    run(tmp_path).to(1).end()
+    run(tmp_path, step=1, save_max=2).to(5)
+    assert sorted(path.name for path in tmp_path.glob("iter*")) == [f"iteration_{step:08d}" for step in (1, 4, 5)]
+
+
+def test_steps_between_are_not_saved_and_the_last_one_is(run: Runs, tmp_path: Path) -> None:
+    run(tmp_path, save_interleaved_steps=3, no_save_optim=True).to(4).saver.finish(4)
+    assert sorted(path.name for path in tmp_path.glob("iter*")) == ["iteration_00000003", "iteration_00000004"]
+
+
+def test_an_asynchronous_save_has_the_values_of_the_step_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arrays change while the file is being written."""
+    go_on, arrays = Event(), {name: values(name) for name in SHAPES}
+    real = write.TensorFileWriter.write
+
+    def slow(self: Any, name: str, array: np.ndarray) -> None:
+        assert go_on.wait(20)
+        real(self, name, array)
+
+    monkeypatch.setattr(write.TensorFileWriter, "write", slow)
+    stored = layout().stored(0)
+
+    def take() -> Snapshot:
+        weights = {name: Array(held, arrays[name]) for name, held in stored.items()}
+        return Snapshot(State(1, 8, 8, 1), weights, {}, "", "", {})
+
+    section = Section(save_path=str(tmp_path), save_interleaved_steps=1, async_save=True)
+    with Saver(section, connect("single"), take, step=0) as saver:
+        saver.after_step(1)
+        assert not (tmp_path / "iteration_00000001").exists()
+        for array in arrays.values():
+            array += 7
+        go_on.set()
+        saver.finish(1)
+    assert loaded(tmp_path / "iteration_00000001", layout())["norm"].tolist() == values("norm").tolist()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 0x10
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 8)
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (flip, r"is damaged: .* has other values in elements 0 to \d+ .*\(checksum [0-9a-f]{8}\)"),
+    (cut, r"checkpoint-model-0000000-0000001.safetensors has \d+ bytes, and had \d+"),
+    (Path.unlink, "checkpoint-model-0000000-0000001.safetensors is missing"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=["bit", "truncated", "missing"])
+def test_a_damaged_file_is_refused_with_what_can_be_loaded_instead(
+    saved: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(saved / "checkpoint-model-0000000-0000001.safetensors")
+    with pytest.raises(UserError, match=message) as error:
+        loaded(saved, layout())
+    assert f"checkpoint.load_path: {saved.parent / 'iteration_00000001'}" in str(error.value)
+
+
+def test_verify_names_every_damaged_block_and_exits_with_1(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "verify", str(saved)]) == 0
+    assert "is whole: 6 tensors with 114 elements" in capsys.readouterr().out
+    for kind in ("model", "opt"):
+        flip(saved / f"checkpoint-{kind}-0000000-0000001.safetensors")
+    assert main(["checkpoint", "verify", str(saved)]) == 1
+    assert "2 faults" in capsys.readouterr().out
+
+
+def edited(path: Path, **changes: Any) -> None:
+    """The index with other values, and the checksum that belongs to them."""
+    body = json.loads(path.read_text())
+    del body["checksum"]
+    body |= changes
+    body["checksum"] = zlib.crc32(json.dumps(body, ensure_ascii=False, sort_keys=True).encode())
+    path.write_text(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "has version 2, and this parallel-trainer reads version 1"),
+        ({"format": "other"}, "is no index of a checkpoint"),
+        ({"state": {"step": 3}}, "is damaged"),
+        ({"tensors": 5}, "is damaged"),
+    ],
+)
+def test_an_index_that_cannot_be_read_is_refused(saved: Path, changes: dict[str, Any], message: str) -> None:
+    edited(saved / INDEX, **changes)
+    with pytest.raises(UserError, match=message):
+        Checkpoint.open(saved)
+
+
+def test_a_changed_index_is_noticed(saved: Path) -> None:
+    text = (saved / INDEX).read_text()
+    (saved / INDEX).write_text(text.replace('"consumed_samples":16', '"consumed_samples":17'))
+    with pytest.raises(UserError, match="does not have the checksum that it names"):
+        Checkpoint.open(saved)
+    (saved / INDEX).write_text(text[:-20])
+    with pytest.raises(UserError, match="is damaged"):
+        Checkpoint.open(saved)
+
+
+def test_elements_that_no_file_holds_or_two_do_are_found(saved: Path) -> None:
+    tensors = json.loads((saved / INDEX).read_text())["tensors"]
+    piece = tensors["table"]["pieces"][0]
+    for start, stop, missing in ((0, 27, 27), (1, 28, 0)):
+        changed = tensors | {"table": tensors["table"] | {"pieces": [piece | {"start": start, "stop": stop}]}}
+        edited(saved / INDEX, tensors=changed)
+        message = f"elements {missing} to {missing} of 28 are in none"
+        assert re.search(message, "\n".join(damages(Checkpoint.open(saved))))
+    edited(saved / INDEX, tensors=tensors | {"table": tensors["table"] | {"pieces": [piece, piece]}})
+    assert "are there twice" in "\n".join(damages(Checkpoint.open(saved)))
+
+
+CRASHES = {
+    "data": (write.TensorFileWriter, "write"),
+    "end of a file": (write.TensorFileWriter, "close"),
+    "index": (Checkpoint, "write"),
+    "name": (write.os, "rename"),
+    "rotation": (Path, "unlink"),
+}
+
+
+@pytest.mark.parametrize("point", CRASHES)
+def test_a_process_that_dies_while_saving_leaves_a_whole_checkpoint(run: Runs, saved: Path, point: str) -> None:
+    """It is killed before each thing that saving does to files; the next run takes the newest whole one and goes on."""
+    died = subprocess.run([sys.executable, __file__, str(saved.parent), point], timeout=60)
+    assert died.returncode == -signal.SIGKILL
+    newest = resolve(saved.parent)
+    assert newest.name == ("iteration_00000004" if point == "rotation" else "iteration_00000002")
+    assert list(damages(Checkpoint.open(newest))) == []
+    step = Checkpoint.open(newest).state.step
+    run(saved.parent, step=step).to(step + 1)
+    assert resolve(saved.parent).name == f"iteration_{step + 1:08d}"
+    assert not list(saved.parent.glob(".iter*"))
+
+
+def die_at(folder: Path, point: str) -> None:
+    """Be the process that dies."""
+
+    def die(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    third = Run(folder, 2, {"save_max": 1})
+    if point == "rotation":
+        third.to(3)
+    setattr(*CRASHES[point], die)
+    third.to(4)
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(
+    run: Runs, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    third = run(saved.parent, step=2)
+    monkeypatch.setattr(tensor_file.os, "pwrite", full)
+    with pytest.raises(UserError, match=r"iteration_00000003 could not be saved. rank 0: .*No space left") as error:
+        third.to(3)
+    assert f"The newest complete one is {saved}" in str(error.value)
+    assert sorted(path.name for path in saved.parent.glob("*iter*")) == ["iteration_00000001", "iteration_00000002"]
+
+
+def test_two_runs_on_one_folder_are_refused(run: Runs, tmp_path: Path) -> None:
+    first = run(tmp_path)
+    with pytest.raises(UserError, match="is used by another run that is still going"):
+        run(tmp_path)
+    assert first.saver.folder == tmp_path
+
+
+def test_a_new_run_does_not_save_among_the_checkpoints_of_another(run: Runs, saved: Path) -> None:
+    with pytest.raises(UserError, match="holds iteration_00000002, and this run starts at step 1") as error:
+        run(saved.parent, step=1)
+    assert f"checkpoint.load_path: {saved.parent}" in str(error.value)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(run: Runs, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"checkpoint.save_path .*file/ck cannot be written to: Not a directory"):
+        run(tmp_path / "file" / "ck")
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        resolve(tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        resolve(tmp_path / "nowhere")
+
+
+def test_another_model_is_refused_with_every_difference(saved: Path) -> None:
+    shapes = {"table": (7, 4), "output": (6, 4), "bias": (3,)}
+    with pytest.raises(UserError) as error:
+        check_model(Checkpoint.open(saved), shapes, what="weights")
+    assert [line.strip() for line in str(error.value).splitlines()[1:]] == [
+        "- bias [3] is not in it",
+        "- output is [4, 6] in it, and [6, 4] in the model",
+        "- norm [5] is in it, and not in the model",
+    ]
+
+
+def test_show_says_what_is_in_it(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "show", str(saved.parent)]) == 0
+    out = capsys.readouterr().out
+    assert "after step 2: 16 samples read, global batch 8" in out
+    assert re.search(r"table\s+7 x 4\s+F64\s+1\s+224\s+1\n", out)
+
+
+def test_resharding_does_not_overwrite(saved: Path) -> None:
+    with pytest.raises(UserError, match="exists: name a new folder"):
+        reshard(Checkpoint.open(saved), saved, layout(), plan="", config="")
+
+
+if __name__ == "__main__":
+    die_at(Path(sys.argv[1]), sys.argv[2])
