@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 from attrs import evolve
 from cases import CASES, Case, Model, corpora
+from checkpoint_checks import relay, same_plan
 from context_checks import attention_everywhere, empty_blocks, ring_memory
 from device_mesh import Communicator, Traffic, connect
 from expert_checks import router_that_is_not_finite
@@ -424,4 +425,6 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     calls_of_one_rank: (1,),
     live_activations: (4,),
     router_that_is_not_finite: (2, 4),
+    relay: (2, 4, 8),
+    same_plan: (1, 2, 4),
 }

@@ -159,7 +159,6 @@ def test_blocks_are_small_parts_of_big_tensors(
     run: Runs, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "BLOCK_BYTES", 40)
-    monkeypatch.setattr(write, "BLOCK_BYTES", 40)
     run(tmp_path / "small").to(1)
     checkpoint = Checkpoint.open(tmp_path / "small" / "iteration_00000001")
     assert [block.last - block.first for block in checkpoint.blocks(["table"])] == [5, 5, 5, 5, 5, 3]

@@ -27,7 +27,7 @@ FORMAT = "parallel-trainer checkpoint"
 VERSION = 1
 INDEX = "metadata.json"
 BLOCK_BYTES = 1 << 20
-"""Bytes that one checksum covers."""
+"""Bytes that one checksum covers, in checkpoints written from now on."""
 
 FIRST_MOMENT, SECOND_MOMENT = "exp_avg.", "exp_avg_sq."
 """Before the name of a weight, the name of what AdamW keeps of it."""
@@ -56,7 +56,7 @@ class Piece:
     """Elements of a tensor that lie flat in one file: of the indices `ranges` of the split dimension, number `start` …
     `stop` - 1.
 
-    checksums: CRC-32 of each block of so many bytes as `BLOCK_BYTES`, the last one shorter.
+    checksums: CRC-32 of each block of its bytes, the last one shorter.
     """
 
     file: str
@@ -137,6 +137,7 @@ class Checkpoint:
     world_size: ranks that wrote it.
     data:       what the numbers of samples depend on.
     versions:   of the packages that wrote it.
+    block_bytes: how many bytes one checksum covers.
     """
 
     folder: Path
@@ -148,6 +149,7 @@ class Checkpoint:
     world_size: int
     data: Mapping[str, Any]
     versions: Mapping[str, str]
+    block_bytes: int
 
     @property
     def weights(self) -> dict[str, StoredTensor]:
@@ -165,7 +167,7 @@ class Checkpoint:
             Block(name, piece, first, min(first + step, piece.size), checksum)
             for name in names
             for piece in self.tensors[name].pieces
-            for step in [BLOCK_BYTES // self.tensors[name].itemsize]
+            for step in [self.block_bytes // self.tensors[name].itemsize]
             for first, checksum in zip(range(0, piece.size, step), piece.checksums, strict=True)
         ]
         return sorted(found, key=lambda block: block.piece.file)

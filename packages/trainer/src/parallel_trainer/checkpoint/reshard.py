@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from attrs import evolve
 
+from parallel_trainer.checkpoint import index
 from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Block, Checkpoint
 from parallel_trainer.checkpoint.load import Reader, check_model
 from parallel_trainer.checkpoint.tensor_file import DTYPES
@@ -44,6 +45,7 @@ def reshard(checkpoint: Checkpoint, destination: Path, layout: ModelLayout, *, p
             config=config,
             world_size=ranks,
             versions=versions(),
+            block_bytes=index.BLOCK_BYTES,
         )
         new.write()
     return evolve(new, folder=destination)

@@ -16,6 +16,7 @@ from device_mesh import Communicator
 from parallel_config import TrainConfig
 from parallel_config.schema import Checkpoint as Section
 
+from parallel_trainer.checkpoint import index
 from parallel_trainer.checkpoint.agree import all_or_none, attempt, gather
 from parallel_trainer.checkpoint.index import Checkpoint, State, found_in
 from parallel_trainer.checkpoint.write import (
@@ -237,6 +238,7 @@ class _Writing:
             self.world_size,
             dict(state.data),
             versions(),
+            index.BLOCK_BYTES,
         ).write()
 
     def _run(self) -> None:

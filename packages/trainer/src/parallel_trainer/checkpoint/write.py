@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from attrs import frozen
 
-from parallel_trainer.checkpoint.index import BLOCK_BYTES, INDEX, Piece, StoredTensor
+from parallel_trainer.checkpoint import index
+from parallel_trainer.checkpoint.index import INDEX, Piece, StoredTensor
 from parallel_trainer.checkpoint.tensor_file import DTYPES, TensorFileWriter
 from parallel_trainer.errors import UserError
 from parallel_trainer.parallel.layout import Holding
@@ -51,9 +52,10 @@ def write_file(path: Path, contents: Mapping[str, Content]) -> Written:
     with TensorFileWriter(path, entries) as writer:
         for name, content in contents.items():
             dtype, size = DTYPES[content.dtype], content.holding.size
+            step = index.BLOCK_BYTES // dtype.itemsize
             checksums = []
-            for first in range(0, size, BLOCK_BYTES // dtype.itemsize):
-                block = content.read(first, min(first + BLOCK_BYTES // dtype.itemsize, size)).astype(dtype, copy=False)
+            for first in range(0, size, step):
+                block = content.read(first, min(first + step, size)).astype(dtype, copy=False)
                 checksums.append(zlib.crc32(block.data))
                 writer.write(name, block)
             pieces[name] = _piece(content, checksums)
