@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from parallel_trainer.models.config import DeepseekV3Config, Qwen3Config, model_config
+from parallel_trainer.models.config import DeepseekV3Config, ModelConfig, Qwen3Config, model_config
 
 if TYPE_CHECKING:
     from parallel_trainer.kernels.interface import Kernels
@@ -26,9 +26,10 @@ def build_model(
 ) -> Model:
     """The model that the `model` section of a file describes, with what a plan asks for; see `Qwen3`.
 
+    section: as for `model_config`, or what that returned.
     Raises UnsupportedModelError (a ValueError) as `model_config` does.
     """
-    config = model_config(section)
+    config = section if isinstance(section, ModelConfig) else model_config(section)
     # Checking a file needs the configuration alone; MindSpore is imported when a model is built.
     if isinstance(config, DeepseekV3Config):
         from parallel_trainer.models.deepseek_v3 import DeepseekV3
