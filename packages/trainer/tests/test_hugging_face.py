@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parallel_trainer.checkpoint.hugging_face import HuggingFaceFolder, declared, write_folder
 from parallel_trainer.checkpoint.hugging_face_config import read_config, write_config
+from parallel_trainer.checkpoint.index import Checkpoint
+from parallel_trainer.cli import main
 from parallel_trainer.errors import UserError
 from parallel_trainer.models.config import DeepseekV3Config, Qwen3Config, Qwen3MoeConfig, model_config
 from parallel_trainer.models.rope import Yarn
@@ -401,3 +403,49 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     refused("a should be in b.safetensors and is not\n  - c is in b.safetensors, of which the index says nothing")
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     refused(r"model\.safetensors is no whole safetensors file")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_made_of_a_folder_gives_the_folder_back(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = random_weights(MODELS[name])
+    put(tmp_path, MODELS[name], as_released(weights), files=3, max_position_embeddings=77)
+    assert main(["checkpoint", "import-hf", str(tmp_path), str(tmp_path / "checkpoint")]) == 0
+    file = parallel_config.loads(capsys.readouterr().out)
+    assert model_config(file.model) == MODELS[name]
+    assert (file.checkpoint.load_path, file.checkpoint.no_load_optim) == (str(tmp_path / "checkpoint"), True)
+    checkpoint = Checkpoint.open(tmp_path / "checkpoint")
+    assert {name: tensor.shape for name, tensor in checkpoint.weights.items()} == {
+        name: value.shape for name, value in weights.items()
+    }
+    assert not checkpoint.has_optimizer
+    assert main(["checkpoint", "verify", str(tmp_path / "checkpoint")]) == 0
+    assert main(["checkpoint", "export-hf", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 0
+    found, expected = get(tmp_path / "again"), as_released(weights)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[tensor], value) for tensor, value in expected.items())
+    with HuggingFaceFolder.open(tmp_path / "again") as folder:
+        assert folder.config.model == MODELS[name]
+        assert folder.config.others["max_position_embeddings"] == 77
+
+
+def test_import_and_export_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without = evolve(DEEPSEEK, num_nextn_predict_layers=0)
+    put(tmp_path, without, as_released(random_weights(without)), num_nextn_predict_layers=1)
+    folder, checkpoint = str(tmp_path), str(tmp_path / "checkpoint")
+    assert main(["checkpoint", "import-hf", folder, checkpoint]) == 0
+    assert "Note: config.json announces a layer that predicts one token further" in capsys.readouterr().err
+    assert main(["checkpoint", "import-hf", folder, checkpoint]) == 2
+    assert f"{checkpoint} exists" in capsys.readouterr().err
+    assert main(["checkpoint", "export-hf", checkpoint, folder]) == 2
+    assert f"{folder} exists and is not an empty folder" in capsys.readouterr().err
+    assert main(["checkpoint", "export-hf", folder, checkpoint]) == 2
+    assert f"{folder} " in capsys.readouterr().err
+    [file] = (tmp_path / "checkpoint").glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert main(["checkpoint", "export-hf", checkpoint, str(tmp_path / "again")]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()

@@ -84,30 +84,30 @@ class HuggingFaceFolder:
         return folder
 
     def read(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Elements `first` … `last` - 1 of a weight in C order, flat; float64 where a file has that, else float32."""
-        weight = self.weights[name]
-        pieces = list(self._pieces(self._parts[name], first, weight.size if last is None else last))
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.float32), *pieces])
+        """Elements `first` … `last` - 1 of a weight in C order, flat, in the type that `dtype` names."""
+        last, dtype = self.weights[name].size if last is None else last, DTYPES[self.dtype(name)]
+        pieces = [piece.astype(dtype, copy=False) for piece in self._pieces(self._parts[name], first, last)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype), *pieces])
 
-    def _pieces(self, parts: Iterable[Stored], first: int, last: int) -> Iterator[np.ndarray]:
-        start = 0
-        for part in parts:
-            low, high = max(first - start, 0), min(last - start, part.size)
-            if low < high:
-                file, entry = self._where[part.name]
-                piece = file.read(entry, low, high)
-                yield piece.astype(np.float32) if entry.dtype == "F16" else piece
-            start += part.size
+    def dtype(self, name: str) -> str:
+        """The type that `read` gives a weight, a name in `tensor_file.DTYPES`."""
+        dtypes = {self._where[part.name][1].dtype for part in self._parts[name]}
+        return "F64" if "F64" in dtypes else "F32"
+
+    def _pieces(self, parts: tuple[Stored, ...], first: int, last: int) -> Iterator[np.ndarray]:
+        size = parts[0].size  # the matrices of experts are all of one size
+        for number in range(first // size, -(-last // size)):
+            file, entry = self._where[parts[number].name]
+            yield file.read(entry, max(first - number * size, 0), min(last - number * size, size))
 
     def _check_copies(self, repeated: Mapping[str, Weight]) -> None:
         """Compare tables that are in the folder twice."""
         for name, weight in repeated.items():
             if name not in self._where:
                 continue
-            copy = (Stored(name, weight.shape),)
             for first in range(0, weight.size, _COMPARED):
                 last = min(first + _COMPARED, weight.size)
-                [values] = self._pieces(copy, first, last)
+                [values] = self._pieces((Stored(name, weight.shape),), first, last)
                 if not np.array_equal(values, self.read(weight.name, first, last), equal_nan=True):
                     raise UserError(
                         f"{self.path}: {name} differs from {weight.name}, and the model of its config.json has them "

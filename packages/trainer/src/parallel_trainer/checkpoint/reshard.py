@@ -28,7 +28,7 @@ def reshard(checkpoint: Checkpoint, destination: Path, layout: ModelLayout, *, p
     check_model(checkpoint, {name: weight.shape for name, weight in layout.weights.items()}, what="weights")
     ranks = layout.mesh.world_size
     with new_folder(destination) as folder, Reader(checkpoint) as reader:
-        source = _Source(checkpoint, reader)
+        source = Source(checkpoint, reader)
         files = {}
         for rank in range(ranks):
             for kind, contents in _contents(layout.stored(rank), source).items():
@@ -51,7 +51,7 @@ def reshard(checkpoint: Checkpoint, destination: Path, layout: ModelLayout, *, p
     return evolve(new, folder=destination)
 
 
-def _contents(stored: Mapping[str, Holding], source: _Source) -> dict[Kind, dict[str, Content]]:
+def _contents(stored: Mapping[str, Holding], source: Source) -> dict[Kind, dict[str, Content]]:
     """What a rank writes of weights and of moments."""
 
     def contents(*prefixes: str) -> dict[str, Content]:
@@ -61,7 +61,7 @@ def _contents(stored: Mapping[str, Holding], source: _Source) -> dict[Kind, dict
     return {"model": contents(""), "opt": contents(FIRST_MOMENT, SECOND_MOMENT)}
 
 
-class _Source:
+class Source:
     """A checkpoint's elements by their place in whole tensors. The last blocks read stay in memory."""
 
     def __init__(self, checkpoint: Checkpoint, reader: Reader) -> None:

@@ -10,6 +10,7 @@ from parallel_config import load, plan
 
 from parallel_trainer.checkpoint.check import damages
 from parallel_trainer.checkpoint.index import Checkpoint, is_moment, resolve
+from parallel_trainer.cli import checkpoint_hf
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import degrees
 
@@ -46,6 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     reshard.add_argument("--config", type=Path, required=True, help="the YAML file with the plan and the same model")
     reshard.add_argument("--world-size", type=int, required=True, help="ranks of the plan")
     reshard.set_defaults(run=_reshard)
+    checkpoint_hf.add_actions(actions, path=_PATH)
 
 
 def _show(args: argparse.Namespace) -> int:
