@@ -117,6 +117,11 @@ def test_what_is_written_is_read(name: str) -> None:
     assert (found.model, found.others, found.notes) == (MODELS[name], others, ())
 
 
+def test_token_ids_outside_the_vocabulary_are_not_written() -> None:
+    written = write_config(DENSE, dtype="float32", others={"pad_token_id": 11, "bos_token_id": 10, "eos_token_id": -1})
+    assert [written[f"{name}_token_id"] for name in ("pad", "bos", "eos")] == [None, 10, None]
+
+
 def test_names_of_transformers_5_are_read() -> None:
     written = write_config(EXPERTS, dtype="float32")
     written["num_local_experts"] = written.pop("num_experts")

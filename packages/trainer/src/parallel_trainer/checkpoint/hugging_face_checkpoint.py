@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from parallel_config import loads
+from parallel_config import loads, written_fields
 
 from parallel_trainer.checkpoint.hugging_face import HuggingFaceFolder, declared, write_folder
 from parallel_trainer.checkpoint.index import Checkpoint, State
@@ -57,11 +57,12 @@ def export_folder(checkpoint: Checkpoint, folder: Path, *, dtype: str = "float32
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run that wrote it has shown them
-        section = loads(checkpoint.config).model
-    config = model_config(section)
+        file = loads(checkpoint.config)
+    config = model_config(file.model)
     weights = declared(config)
     check_model(checkpoint, {name: weight.shape for name, weight in weights.items()}, what="weights")
-    others = {name: getattr(section, name) for name in ("max_position_embeddings", "pad_token_id")} | section.extra
+    given = {"max_position_embeddings", "pad_token_id"} & {name.removeprefix("model.") for name in written_fields(file)}
+    others = {name: getattr(file.model, name) for name in given} | file.model.extra
     with Reader(checkpoint) as reader:
         source = Source(checkpoint, reader)
         values = ((name, _pieces(source.content(name, _whole(weight)))) for name, weight in weights.items())

@@ -186,7 +186,8 @@ def write_config(
     """The config.json of a model.
 
     dtype:  "float32", "bfloat16", ..., of the weights.
-    others: a `model` section's other fields, of which max_position_embeddings and token ids are written.
+    others: a `model` section's other fields, of which max_position_embeddings is written, and token ids that are in the
+        vocabulary: transformers makes no table for others.
     Raises UserError for a model that transformers cannot compute.
     """
     if isinstance(config, DeepseekV3Config):
@@ -198,7 +199,7 @@ def write_config(
         "architectures": [FORMS[kind].architecture],
         "model_type": kind,
         **found,
-        **{name: others.get(name) for name in _TOKENS},
+        **{name: _token(others.get(name), config.vocab_size) for name in _TOKENS},
         "rope_scaling": _rope_scaling(config),
         "hidden_act": "silu",
         "attention_dropout": 0.0,
@@ -206,6 +207,10 @@ def write_config(
         "torch_dtype": dtype,
         **FORMS[kind].constant,
     }
+
+
+def _token(value: Any, vocab_size: int) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < vocab_size else None
 
 
 def _length(config: ModelConfig) -> int:
