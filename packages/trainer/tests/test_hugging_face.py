@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parallel_trainer.checkpoint.hugging_face import HuggingFaceFolder, declared, write_folder
+from parallel_trainer.checkpoint.hugging_face_checkpoint import import_folder
 from parallel_trainer.checkpoint.hugging_face_config import read_config, write_config
 from parallel_trainer.checkpoint.index import Checkpoint
 from parallel_trainer.cli import main
@@ -433,6 +435,27 @@ def test_a_checkpoint_made_of_a_folder_gives_the_folder_back(
     with HuggingFaceFolder.open(tmp_path / "again") as folder:
         assert folder.config.model == MODELS[name]
         assert folder.config.others["max_position_embeddings"] == 77
+
+
+def test_memory_holds_blocks_and_no_weight(tmp_path: Path) -> None:
+    large = evolve(DENSE, vocab_size=500_000, tie_word_embeddings=True)  # a table of 16 MB
+    put(tmp_path, large, random_weights(large))
+    with HuggingFaceFolder.open(tmp_path) as folder:
+        tracemalloc.start()
+        checkpoint = import_folder(folder, tmp_path / "checkpoint")
+        _, imported = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        values = ((name, pieces_of(folder, name)) for name in folder.weights)
+        write_folder(tmp_path / "again", large, values, dtype="bfloat16")
+        _, written = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert checkpoint.weights["model.embed_tokens.weight"].size == 4_000_000
+    assert max(imported, written) < 6 << 20
+
+
+def pieces_of(folder: HuggingFaceFolder, name: str) -> Iterator[np.ndarray]:
+    size = folder.weights[name].size
+    return (folder.read(name, first, min(first + 100_000, size)) for first in range(0, size, 100_000))
 
 
 def test_import_and_export_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from parallel_trainer.models.config import model_config
 from parallel_trainer.parallel.layout import Holding, weight_part
 from parallel_trainer.parallel.weights import Weight
 
-_PIECE = 1 << 22
+_PIECE = 1 << 20
 
 
 def import_folder(folder: HuggingFaceFolder, destination: Path) -> Checkpoint:
