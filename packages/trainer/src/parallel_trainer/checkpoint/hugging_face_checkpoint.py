@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from parallel_config import loads, written_fields
 
+from parallel_trainer.checkpoint import index
 from parallel_trainer.checkpoint.hugging_face import HuggingFaceFolder, declared, write_folder
 from parallel_trainer.checkpoint.index import Checkpoint, State
 from parallel_trainer.checkpoint.load import Reader, check_model
@@ -45,6 +46,7 @@ def import_folder(folder: HuggingFaceFolder, destination: Path) -> Checkpoint:
             1,
             {},
             versions(),
+            index.BLOCK_BYTES,
         )
         checkpoint.write()
     return Checkpoint.open(destination)

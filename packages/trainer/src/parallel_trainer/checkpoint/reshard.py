@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
 from parallel_trainer.checkpoint import index
 from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Block, Checkpoint
@@ -67,7 +67,7 @@ class Source:
     def __init__(self, checkpoint: Checkpoint, reader: Reader) -> None:
         self.checkpoint = checkpoint
         self._reader = reader
-        self._contents: dict[str, list[tuple[Block, Runs]]] = {}
+        self._tensor: _Tensor | None = None
         self._kept: OrderedDict[tuple[str, str, int], np.ndarray] = OrderedDict()
 
     def has(self, tensor: str) -> bool:
@@ -85,19 +85,13 @@ class Source:
         found = np.empty(wanted.size, DTYPES[self.checkpoint.tensors[tensor].dtype])
         if not wanted.size:
             return found
-        first, last = wanted.starts[0], wanted.stops[-1]
-        for block, content in self._blocks(tensor):
-            if content.starts[0] < last and first < content.stops[-1]:
-                here, there = wanted.common(content)
-                if here.size:
-                    found[here] = self._read(block)[there]
+        if self._tensor is None or self._tensor.name != tensor:
+            self._tensor = _Tensor.of(self.checkpoint, tensor)
+        for block, content in self._tensor.overlapping(wanted.starts[0], wanted.stops[-1]):
+            here, there = wanted.common(content)
+            if here.size:
+                found[here] = self._read(block)[there]
         return found
-
-    def _blocks(self, tensor: str) -> list[tuple[Block, Runs]]:
-        if tensor not in self._contents:
-            blocks = self.checkpoint.blocks([tensor])
-            self._contents = {tensor: [(block, self.checkpoint.content(block)) for block in blocks]}
-        return self._contents[tensor]
 
     def _read(self, block: Block) -> np.ndarray:
         key = (block.tensor, block.piece.file, block.first)
@@ -107,3 +101,24 @@ class Source:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
+
+
+@frozen(eq=False)
+class _Tensor:
+    """The blocks of one tensor, and which elements of it each holds, the first and the last of them once more."""
+
+    name: str
+    blocks: Sequence[tuple[Block, Runs]]
+    starts: np.ndarray
+    stops: np.ndarray
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, name: str) -> _Tensor:
+        blocks = [(block, checkpoint.content(block)) for block in checkpoint.blocks([name])]
+        starts = np.array([content.starts[0] for _, content in blocks])
+        return cls(name, blocks, starts, np.array([content.stops[-1] for _, content in blocks]))
+
+    def overlapping(self, start: int, stop: int) -> Iterator[tuple[Block, Runs]]:
+        """Those that may hold elements `start` … `stop` - 1."""
+        for number in np.flatnonzero((self.starts < stop) & (start < self.stops)).tolist():
+            yield self.blocks[number]
