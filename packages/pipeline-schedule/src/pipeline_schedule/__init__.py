@@ -1,6 +1,7 @@
 """Pipeline-parallel schedules as checked data: generators, validation, simulation, drawings, and an executor.
 
 generate, gpipe, one_f_one_b, interleaved_1f1b, zb_h1, zb_v     make a Schedule
+forward_only                                                    makes one without backwards
 overlap_p2p, overlap_b_f                                        make another of it
 validate                                                        checks it
 simulate                                                        times it: a Timeline
@@ -19,6 +20,7 @@ from pipeline_schedule.draw.svg import as_svg
 from pipeline_schedule.draw.text import as_report, as_text
 from pipeline_schedule.draw.trace import as_trace
 from pipeline_schedule.execute import Callbacks, Executor, Message, Pending
+from pipeline_schedule.forward_only import forward_only
 from pipeline_schedule.generate import SCHEDULE_NAMES, generate
 from pipeline_schedule.memory import peak_activations
 from pipeline_schedule.overlap import overlap_b_f, overlap_p2p
@@ -54,6 +56,7 @@ __all__ = [
     "as_text",
     "as_trace",
     "find_problems",
+    "forward_only",
     "generate",
     "gpipe",
     "interleaved_1f1b",

@@ -68,6 +68,17 @@ Step = Action | Overlap
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})
 """The kinds that compute. Everything else moves a value between ranks or waits for that."""
 
+FORWARDS = frozenset(
+    {
+        Kind.FORWARD,
+        Kind.SEND_ACTIVATION,
+        Kind.RECV_ACTIVATION,
+        Kind.WAIT_SEND_ACTIVATION,
+        Kind.WAIT_RECV_ACTIVATION,
+    }
+)
+"""The kinds that there are where nothing goes backward."""
+
 SENDS = {Kind.SEND_ACTIVATION: Kind.RECV_ACTIVATION, Kind.SEND_GRADIENT: Kind.RECV_GRADIENT}
 """The kinds that send, and the kind of action on the other end."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import Factory, define, field
 
-from pipeline_schedule.actions import COMPUTE, SENDS, WAIT_FOR, WAITS, Action, Kind, Overlap, partner
+from pipeline_schedule.actions import COMPUTE, FORWARDS, SENDS, WAIT_FOR, WAITS, Action, Kind, Overlap, partner
 from pipeline_schedule.collector import collector_paused
 from pipeline_schedule.deadlock import find_deadlock
 from pipeline_schedule.memory import peak_activations
@@ -18,33 +18,35 @@ Inputs = Mapping[Kind, tuple[tuple[Kind, int], ...]]
 """The kinds of actions that a virtual stage may have, and for each the kind and stage of what must be done before."""
 
 
-def validate(schedule: Schedule) -> tuple[int, ...]:
-    """Check that a schedule computes a whole training step and cannot hang.
+def validate(schedule: Schedule, *, forward_only: bool = False) -> tuple[int, ...]:
+    """Check that a schedule computes a whole training step, or with `forward_only` all forwards, and cannot hang.
 
-    - Every micro-batch passes every virtual stage forward once and then backward once, on the stage's rank.
+    - Every micro-batch passes every virtual stage forward once and then backward once, on the stage's rank; with
+      `forward_only` there are no backwards.
     - Nothing is used before it was computed or received, and nothing sent before it was computed.
     - Every send has its receive, and two ranks send and receive what goes from one to the other in the same order.
     - No rank waits forever, even where each transfer begins only when both of its ends are there, and each rank does
       its transfers one by one.
 
     Returns:
-        The peak number of live activations on each rank, as `peak_activations` counts them.
+        The peak number of live activations on each rank, as `peak_activations` counts them; with `forward_only` 0 for
+        each, as no backward needs any.
 
     Raises:
         ScheduleError: with all problems found. The order of transfers is looked at when there are no others.
     """
-    problems = find_problems(schedule)
+    problems = find_problems(schedule, forward_only=forward_only)
     if problems:
         raise ScheduleError(tuple(problems))
-    return peak_activations(schedule)
+    return (0,) * schedule.num_ranks if forward_only else peak_activations(schedule)
 
 
-def find_problems(schedule: Schedule) -> list[Problem]:
+def find_problems(schedule: Schedule, *, forward_only: bool = False) -> list[Problem]:
     """What is wrong with a schedule; nothing if it is valid. The rules are those of `validate`."""
     if fault := _placement_fault(schedule):
         return [Problem(fault)]
     with collector_paused():
-        check = _Check(schedule)
+        check = _Check(schedule, forward_only)
         check.find_strangers()
         check.find_missing()
         check.find_disorder()
@@ -109,13 +111,16 @@ class _Check:
     """The rules, each adding to `problems` what it finds."""
 
     schedule: Schedule
+    forward_only: bool
     problems: list[Problem] = Factory(list)
     inputs: list[Inputs] = field(init=False)
     positions: dict[tuple[Kind, int, int], int] = Factory(dict)
     """Where each action stands in the program of its rank."""
 
     def __attrs_post_init__(self) -> None:
-        self.inputs = [_stage_inputs(self.schedule, stage) for stage in range(self.schedule.num_stages)]
+        inputs = (_stage_inputs(self.schedule, stage) for stage in range(self.schedule.num_stages))
+        kinds = FORWARDS if self.forward_only else frozenset(Kind)
+        self.inputs = [{kind: needed for kind, needed in of_stage.items() if kind in kinds} for of_stage in inputs]
 
     def find_strangers(self) -> None:
         """Steps that stand where they cannot, and steps that stand twice. All others get their position."""
@@ -152,6 +157,8 @@ class _Check:
             return f"stage {stage} is on rank {home}"
         if action in self.positions:
             return f"it already is step {self.positions[action]}; each action is done once"
+        if self.forward_only and kind not in FORWARDS:
+            return "with forward_only nothing goes backward"
         if kind in WAITS and not schedule.overlap_p2p:
             return "without overlap_p2p transfers are over when they return, and nothing waits for them"
         other = partner(Action(WAITS.get(kind, kind), stage, microbatch)).stage
@@ -165,12 +172,12 @@ class _Check:
             self.problems.append(Problem(message, rank, position, step))
 
     def find_missing(self) -> None:
-        """Actions that a whole training step needs and that no rank does."""
+        """Actions that a whole training step, or all forwards, need and that no rank does."""
         for stage, rank in enumerate(self.schedule.placement):
             always = [kind for kind in self.inputs[stage] if kind not in _BACKWARDS]
             for microbatch in range(self.schedule.microbatches):
                 there = [kind for kind in _BACKWARDS if (kind, stage, microbatch) in self.positions]
-                if there != [Kind.BACKWARD]:
+                if there != [Kind.BACKWARD] and not self.forward_only:
                     self._check_backward(rank, stage, microbatch, there)
                 for kind in always:
                     if (kind, stage, microbatch) not in self.positions:

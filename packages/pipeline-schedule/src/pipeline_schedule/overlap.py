@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve
 
-from pipeline_schedule.actions import RECEIVES, WAIT_FOR, Action, Kind, Overlap, Step, flat, is_compute
+from pipeline_schedule.actions import FORWARDS, RECEIVES, WAIT_FOR, Action, Kind, Overlap, Step, flat, is_compute
 from pipeline_schedule.communication import add_communication, compute_steps
 from pipeline_schedule.schedule import Schedule
 
@@ -20,10 +20,12 @@ def overlap_p2p(schedule: Schedule) -> Schedule:
     backward, by when it must be over, that of a gradient right before the rank sends its next gradient.
 
     Raises:
-        ValueError: the schedule's transfers already overlap.
+        ValueError: the schedule's transfers already overlap, or it has no backwards, which sends are awaited before.
     """
     if schedule.overlap_p2p:
         raise ValueError(f"{schedule.name} already has overlap_p2p; use it as it is")
+    if all(action.kind in FORWARDS for program in schedule.programs for action in flat(program)):
+        raise ValueError(f"{schedule.name} has no backwards, before which sends are awaited; use it as it is")
     programs = tuple(tuple(_with_waits(_receives_first(program))) for program in schedule.programs)
     return evolve(schedule, name=f"{schedule.name}, overlap_p2p", programs=programs, overlap_p2p=True)
 
