@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parallel_config import ConfigError, load, loads, plan, written_fields
+from parallel_config import ConfigError, ConfigWarning, load, loads, plan, written_fields
 
 SHIPPED = Path(__file__).parent / "data" / "pretrain_deepseek3_1b_8p_pynative.yaml"
 
@@ -181,3 +181,21 @@ parallelism:
     config = loads(text)
     assert config.parallelism == type(config.parallelism)()
     assert plan(config, 8).dp_shard == 8
+
+
+def test_evaluation_reads_its_own_dataloader_or_that_of_the_training_data() -> None:
+    train = (
+        "train_dataset: {dataloader: {type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset,"
+        " sizes: [8, 0, 0], config: {data_path: [a], split: '9, 1', seq_length: 16}}}\n"
+    )
+    own = (
+        ", dataloader: {type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset,"
+        " config: {valid_data_path: [b], seq_length: 16}}"
+    )
+    for extra, corpora in (("", ("a", None)), (own, (None, "b"))):
+        with pytest.warns(ConfigWarning, match="MindFormers r2.0.0 ignores: section eval_dataset"):
+            config = loads(f"{train}eval_dataset: {{interval: 5{extra}}}")
+        data = config.eval_dataloader.config
+        paths = (data.data_path, data.valid_data_path)
+        assert paths == tuple(corpus if corpus is None else (corpus,) for corpus in corpora)
+        assert (config.eval_dataset.interval, config.eval_dataset.samples) == (5, None)

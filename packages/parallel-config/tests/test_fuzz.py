@@ -59,6 +59,7 @@ sections = st.sampled_from(
         "training",
         "model",
         "train_dataset",
+        "eval_dataset",
         "optimizer",
         "callbacks",
         "recompute",

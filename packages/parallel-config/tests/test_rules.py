@@ -27,6 +27,18 @@ def dataset(config: str, extra: str = "") -> str:
     return f"train_dataset: {{dataloader: {{{GPT}, config: {{{config}}}{extra}}}}}"
 
 
+def evaluated(config: str, section: str = "interval: 5") -> str:
+    """Training data, with the same corpora evaluated."""
+    return f"{dataset(config)}\neval_dataset: {{{section}}}"
+
+
+def held_out(config: str, extra: str = "", trained: str = "seq_length: 16") -> str:
+    """Training data, and a dataloader of its own for what is evaluated."""
+    loader = "type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset"
+    own = f"dataloader: {{{loader}, config: {{{config}}}{extra}}}"
+    return f"{dataset(trained)}\neval_dataset: {{interval: 5, {own}}}"
+
+
 BROKEN: list[tuple[int, str, str, list[str]]] = [
     # data parallelism and batch
     (8, "parallelism: {dense_fsdp_shard_size: 3}", "parallelism.dense_fsdp_shard_size", ["3", "8"]),
@@ -320,6 +332,57 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
         "train_dataset.dataloader.sizes",
         ["three sample counts"],
     ),
+    # evaluation
+    (1, evaluated('data_path: [a], split: "9, 1"', "samples: 3"), "eval_dataset.interval", ["required"]),
+    (1, evaluated('data_path: [a], split: "9, 1"', "interval: 0"), "eval_dataset.interval", ["≥ 1"]),
+    (1, evaluated('data_path: [a], split: "9, 1"', "interval: 1, samples: 0"), "eval_dataset.samples", ["≥ 1"]),
+    (1, evaluated('data_path: [a], split: "9, 1"', "intervall: 1"), "eval_dataset.intervall", ["interval?"]),
+    (1, evaluated('data_path: [a], split: "9"'), "train_dataset.dataloader.config.split", ["98, 2, 0"]),
+    (1, evaluated('data_path: [a], split: "9, 0, 1"'), "train_dataset.dataloader.config.split", ["second number"]),
+    (1, evaluated("train_data_path: [a]"), "train_dataset.dataloader.config.valid_data_path", ["nothing to read"]),
+    (
+        1,
+        evaluated('data_path: [0.7, a, 0.3, b], split: "9, 1"'),
+        "eval_dataset.samples",
+        ["required", "have weights", "100"],
+    ),
+    (1, held_out("seq_length: 16"), "eval_dataset.dataloader.config.valid_data_path", ["data_path", "split"]),
+    (
+        1,
+        held_out("seq_length: 16, test_data_path: [a]"),
+        "eval_dataset.dataloader.config.valid_data_path",
+        ["nothing to read"],
+    ),
+    (
+        1,
+        held_out("seq_length: 8, valid_data_path: [a]"),
+        "eval_dataset.dataloader.config.seq_length",
+        ["8", "train_dataset", "16"],
+    ),
+    (
+        1,
+        held_out("seq_length: 16, valid_data_path: [a], create_compressed_eod_mask: true"),
+        "eval_dataset.dataloader.config.create_compressed_eod_mask",
+        ["train_dataset, false"],
+    ),
+    (
+        1,
+        held_out("seq_length: 16, data_path: [a]"),
+        "eval_dataset.dataloader.config.split",
+        ["required with data_path", "98, 2, 0"],
+    ),
+    (
+        1,
+        held_out("seq_length: 16, valid_data_path: [a]", ", sizes: [1, 2]"),
+        "eval_dataset.dataloader.sizes",
+        ["three sample counts"],
+    ),
+    (
+        1,
+        "eval_dataset: {interval: 5, dataloader: {shuffle: true}}",
+        "eval_dataset.dataloader.type",
+        ["required"],
+    ),
     # optimizer, schedule, checkpoint, profiler, callbacks, adapters
     (1, "optimizer: {betas: [0.9]}", "optimizer.betas", ["two numbers"]),
     (1, "optimizer: {betas: [0.9, 1.0]}", "optimizer.betas", ["< 1"]),
@@ -440,6 +503,14 @@ WORKING: list[tuple[int, str]] = [
         ),
     ),
     (1, "run_mode: train\ninference: {anything: 1}"),
+    (1, "eval_dataset: {interval: 5}"),
+    (1, evaluated('data_path: [a], split: "9, 1"', "interval: 1, samples: 1, num_parallel_workers: 2")),
+    (1, evaluated("train_data_path: [0.7, a, 0.3, b], valid_data_path: [a, b]")),
+    (1, held_out("seq_length: 16, valid_data_path: [0.7, a, 0.3, b]", ", sizes: [0, 5, 0]")),
+    (
+        1,
+        held_out('seq_length: 16, data_path: [a], split: "0, 1"', trained='seq_length: 16, data_path: [a], split: "1"'),
+    ),
 ]
 
 

@@ -87,6 +87,8 @@ def _extensions(config: TrainConfig) -> Iterator[str]:
         used.append(f"pipeline_parallel_zero_bubble {sizes.pipeline_parallel_zero_bubble}")
     if used:
         yield f"Extensions of this project, which MindFormers r2.0.0 refuses: {', '.join(used)}."
+    if "eval_dataset" in written_fields(config):
+        yield "Extensions of this project, which MindFormers r2.0.0 ignores: section eval_dataset."
 
 
 def _sequence_parallel(config: TrainConfig) -> Iterator[str]:

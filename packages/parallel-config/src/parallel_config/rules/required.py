@@ -43,10 +43,10 @@ RULES = (
     _required("model.model_type", "model", _model_type),
     _required("model.architectures", "model", _architecture),
     _required("lr_scheduler.type", "lr_scheduler", lambda _: "ConstantWarmUpLR"),
-    _required(
-        "train_dataset.dataloader.type",
-        "train_dataset.dataloader",
-        lambda _: "BlendedMegatronDatasetDataLoader",
+    *(
+        _required(f"{section}.dataloader.type", f"{section}.dataloader", lambda _: "BlendedMegatronDatasetDataLoader")
+        for section in ("train_dataset", "eval_dataset")
     ),
+    _required("eval_dataset.interval", "eval_dataset", lambda _: 100),
     _required("lora_config.target_modules", "lora_config", lambda _: ".*linear_qkv"),
 )

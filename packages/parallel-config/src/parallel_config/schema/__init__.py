@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import Factory, field, frozen
 
 from parallel_config.document import Document
-from parallel_config.schema.dataset import Dataloader, DataloaderConfig, TrainDataset
+from parallel_config.schema.dataset import Dataloader, DataloaderConfig, EvalDataset, TrainDataset
 from parallel_config.schema.memory import LayerSwap, OpSwap, Recompute, RecomputeComm, Swap
 from parallel_config.schema.model import LoraConfig, Model
 from parallel_config.schema.optimization import LrScheduler, Optimizer
@@ -36,6 +36,7 @@ class TrainConfig:
     training: Training = Factory(Training)
     model: Model = Factory(Model)
     train_dataset: TrainDataset = Factory(TrainDataset)
+    eval_dataset: EvalDataset = Factory(EvalDataset)
     optimizer: Optimizer = Factory(Optimizer)
     lr_scheduler: LrScheduler = Factory(LrScheduler)
     checkpoint: Checkpoint = Factory(Checkpoint)
@@ -51,6 +52,12 @@ class TrainConfig:
     inference: Inference = Factory(Inference)
     source: Document = field(factory=lambda: Document(filename=None), eq=False, repr=False)
 
+    @property
+    def eval_dataloader(self) -> Dataloader:
+        """Where the samples of an evaluation come from: its own section, or that of the training data."""
+        own = "eval_dataset.dataloader" in written_fields(self)
+        return self.eval_dataset.dataloader if own else self.train_dataset.dataloader
+
 
 def written_fields(config: TrainConfig) -> frozenset[str]:
     """Dotted paths of the sections and fields that the file really wrote (list items as `name[0]`)."""
@@ -63,6 +70,7 @@ __all__ = [
     "Context",
     "Dataloader",
     "DataloaderConfig",
+    "EvalDataset",
     "HealthCheckpoint",
     "Inference",
     "LayerSwap",

@@ -1,4 +1,4 @@
-"""The section `train_dataset`: which samples are read, in what form."""
+"""The sections `train_dataset` and `eval_dataset`: which samples are read, in what form."""
 
 from __future__ import annotations
 
@@ -72,3 +72,16 @@ class TrainDataset:
     numa_enable: bool = False
     use_distribute_dataset: bool = False
     balance_enabled: bool = False
+
+
+@frozen
+class EvalDataset(TrainDataset):
+    """Held-out data whose loss is measured during training: an extension, shaped like `train_dataset`.
+
+    Where `dataloader` is left out it is that of the training data; either way its samples are those of the split
+    `valid`. `interval` are the steps between two evaluations, and there is one after the last step. `samples` says how
+    many are taken; where it is left out, the second number of `sizes` does, and where that is 0 or left out, all are.
+    """
+
+    interval: int | None = setting(None, minimum=1)
+    samples: int | None = setting(None, minimum=1)
