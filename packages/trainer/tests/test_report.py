@@ -13,7 +13,7 @@ from parallel_trainer.parallel.routing_record import ExpertLoads
 from parallel_trainer.report.console import Console
 from parallel_trainer.report.experts import ExpertFiles, watched_layers
 from parallel_trainer.report.files import RunFiles, draw_curve_of
-from parallel_trainer.report.record import StepRecord
+from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 
 def record(step: int, loss: float = 2.0, *, updated: bool = True, **losses: float) -> StepRecord:
@@ -74,6 +74,33 @@ def test_losses_that_a_model_has_beside_the_first_are_shown(tmp_path: Path, caps
     assert "mtp 2.500000  balance 0.031250" in capsys.readouterr().out
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert (metrics["mtp_loss"], metrics["balance_loss"]) == (2.5, 0.03125)
+
+
+def test_evaluations_are_lines_of_their_own_and_points_in_the_curve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.delenv("PARALLEL_TRAIN_TERMINAL", raising=False)
+    console, files = Console(20), RunFiles(tmp_path)
+    for report in (console, files):
+        report.step(record(7))
+        report.evaluation(EvaluationRecord(7, 1.5, 4.4817, 1200, 9000, 0.25, eval_mtp_loss=2.5))
+        report.step(record(8))
+        report.evaluation(EvaluationRecord(8, 800.0, float("inf"), 1200, 9000, 0.25))
+        report.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "eval  7/20  loss  1.500000  perplexity 4.4817  1,200 samples  0.250 s  mtp 2.500000"
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert ["loss" in each for each in records] == [True, False, True, False]
+    assert records[1] == {
+        "step": 7, "eval_loss": 1.5, "eval_perplexity": 4.4817, "eval_samples": 1200, "eval_valid_tokens": 9000,
+        "eval_seconds": 0.25, "eval_mtp_loss": 2.5,
+    }  # fmt: skip
+    assert records[3]["eval_perplexity"] is None
+    drawn: list[object] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda axes, *numbers, **style: drawn.append(numbers))
+    monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda axes: None)
+    draw_curve_of(tmp_path)
+    assert drawn[:2] == [([7, 8], [2.0, 2.0]), ([7, 8], [1.5, 800.0])]
 
 
 def test_a_person_who_watches_sees_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

@@ -10,6 +10,7 @@ from attrs import asdict, frozen
 from parallel_config import ParallelPlan, TrainConfig, plan, written_fields
 
 from parallel_trainer.data.gpt_dataset import Dataset
+from parallel_trainer.data.held_out import HeldOut
 from parallel_trainer.data.loader import BatchLoader, build_dataset
 from parallel_trainer.errors import UserError
 from parallel_trainer.models.config import model_config
@@ -36,6 +37,7 @@ class Job:
     dataset:  samples by number; only its index is in memory.
     watched:  names of the layers whose loads of experts are written down.
     notes:    sentences that the user should see once.
+    held_out: samples whose loss is measured while training, None for a file without `eval_dataset`.
     """
 
     config: TrainConfig
@@ -46,6 +48,7 @@ class Job:
     dataset: Dataset
     watched: tuple[str, ...]
     notes: tuple[str, ...]
+    held_out: HeldOut | None = None
 
     @property
     def seq_length(self) -> int:
@@ -56,11 +59,27 @@ class Job:
 
     @property
     def summary(self) -> str:
-        """How the ranks share the model and a step's samples, in a line for a person."""
-        return (
+        """How the ranks share the model and a step's samples, in a line for a person, and an evaluation in one more."""
+        line = (
             f"ranks: {self.plan.world_size} = {degrees(self.plan)}; a step: {self.plan.global_batch_size} samples of "
             f"{self.seq_length} tokens, micro-batches of a rank: {self.plan.num_accumulation_steps}"
         )
+        return line if self.held_out is None else f"{line}\n{self._evaluation(self.held_out)}"
+
+    def _evaluation(self, held_out: HeldOut) -> str:
+        passes = held_out.passes(self.plan.local_batch_size, self.plan.data_parallel)
+        interval = self.config.eval_dataset.interval
+        return (
+            f"evaluation: after every {interval} steps and the last, {held_out.size} samples of "
+            f"{self.seq_length} tokens, {held_out.size * self.seq_length:,} in all; micro-batches of a rank: {passes}"
+        )
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether an evaluation follows step `step`, counted from 1."""
+        interval = self.config.eval_dataset.interval
+        if self.held_out is None or interval is None:
+            return False
+        return step % interval == 0 or step == self.config.training.steps
 
     def loader(self, shard_index: int) -> BatchLoader:
         """The micro-batches of one data-parallel shard."""
@@ -120,6 +139,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     computing = types or (attempt(lambda: compute_dtype(config)) if model else None)
     schedule = attempt(lambda: _schedule(config))
     dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
+    held_out = attempt(lambda: HeldOut.of(config, vocab_size=model.vocab_size if model else 2**31))
     if found or not (model and computing and schedule and dataset):
         raise UserError("parallel-train cannot run this file:", found)
     chosen, note = computing
@@ -127,7 +147,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     ignored = fields_without_effect(config)
     if ignored:
         notes.append(f"The file sets fields that have no effect here: {', '.join(ignored)}.")
-    return Job(config, parallel_plan, model, chosen, schedule, dataset, watched or (), tuple(notes))
+    return Job(config, parallel_plan, model, chosen, schedule, dataset, watched or (), tuple(notes), held_out)
 
 
 def _schedule(config: TrainConfig) -> Schedule:

@@ -90,6 +90,7 @@ _ACTED_ON = (
     # Each element is written once and read once, whatever these say.
     | _under("checkpoint", "remove_redundancy", "load_balanced", "save_trainable_only")
     | _under("monitor.moe_monitor", "save_tokens_per_expert_interval", "target_layers")
+    | _under("eval_dataset", "interval", "samples")
     | _under("train_dataset.dataloader", "type", "shuffle", "column_names", "datasets_type", "sizes")
     | _under("train_dataset.dataloader.config", "data_path", "train_data_path", "valid_data_path", "test_data_path")
     | _under("train_dataset.dataloader.config", "split", "seq_length", "seed", "eod", "pad", "eod_mask_loss")
@@ -98,6 +99,11 @@ _ACTED_ON = (
     | _under("train_dataset.dataloader.config", "eod_pad_length", "compressed_eod_mask_length")
     | _under("train_dataset.dataloader.config", "add_extra_token_to_sequence", "drop_last_partial_validation_sequence")
 )
+# Evaluation reads a dataloader as training does, but for the order of its samples.
+_ACTED_ON |= {
+    f"eval_{path.removeprefix('train_')}" for path in _ACTED_ON if path.startswith("train_dataset.dataloader")
+}
+_ACTED_ON -= {"eval_dataset.dataloader.shuffle"}
 
 
 def fields_without_effect(config: TrainConfig) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from parallel_config.schema import Optimizer
 
 from parallel_trainer.batch import MicroBatch, look_ahead
 from parallel_trainer.errors import UserError
+from parallel_trainer.evaluation import EvaluationResult, evaluate
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.kernels.interface import Kernels
@@ -147,12 +148,34 @@ class Trainer:
             )
         return result
 
+    def evaluate(self) -> EvaluationResult:
+        """The loss of the samples held out, with the weights as they are; training goes on as if it had not been.
+
+        Collective over the world. Raises UserError as `evaluation.evaluate` does, and for a file without eval_dataset.
+        """
+        if self.job.held_out is None:
+            raise UserError("The file has no eval_dataset, so there is nothing to evaluate: add the section.")
+        plan = self.job.plan
+        shard = self.mesh.shard_index(self.groups["world"].rank)
+        batches = self.job.held_out.micro_batches(plan.local_batch_size, plan.data_parallel, shard)
+        result = evaluate(
+            self.pipeline,
+            self._own_tokens(batches),
+            together=plan.num_accumulation_steps,
+            loss_group=self.groups["loss"],
+            losses=len(self.model.losses),
+        )
+        self.expert_parallel.record.clear()
+        return result
+
     def micro_batches(self, consumed: int) -> list[MicroBatch]:
         """What this rank trains on in the step after `consumed` samples: its rows, and its part of their tokens."""
-        batches: Iterable[MicroBatch] = self.loader.micro_batches(consumed)
+        return list(self._own_tokens(self.loader.micro_batches(consumed)))
+
+    def _own_tokens(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         if len(self.model.losses) > 1:
             batches = map(look_ahead, batches)
-        return [cut(batch, self.shard) for batch in batches]
+        return (cut(batch, self.shard) for batch in batches)
 
     def _expert_parallel(self, kernels: Kernels, divisor: int) -> ExpertParallel:
         """The experts' ranks, and how tokens travel between them. Collective over the world."""

@@ -22,7 +22,7 @@ from parallel_trainer.launch.joining import join, refuse, with_rank_environment
 from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.launch.stopping import StopRequest
 from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
-from parallel_trainer.report.record import StepRecord
+from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 if TYPE_CHECKING:
     from parallel_trainer.checkpoint.resume import Resumed
@@ -159,6 +159,10 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
                     saver.after_step(trainer.step)
                 if stop and stop.requested():
                     break
+                if job.evaluates_after(trainer.step):
+                    evaluated = _evaluate(trainer)
+                    for report in reports:
+                        report.evaluation(evaluated)
             if saver:
                 saver.finish(trainer.step)
         finally:
@@ -173,6 +177,20 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
         print(f"Metrics, TensorBoard events and the loss curve are in {output}")
         if saver:
             print(f"Checkpoints are in {saver.folder}; to go on from the newest: checkpoint.load_path: {saver.folder}")
+
+
+def _evaluate(trainer: Trainer) -> EvaluationRecord:
+    start = time.perf_counter()
+    result, held_out = trainer.evaluate(), trainer.job.held_out
+    return EvaluationRecord(
+        step=trainer.step,
+        eval_loss=result.loss,
+        eval_perplexity=result.perplexity,
+        eval_samples=held_out.size if held_out else 0,
+        eval_valid_tokens=result.valid_tokens,
+        eval_seconds=time.perf_counter() - start,
+        eval_mtp_loss=result.mtp_loss,
+    )
 
 
 def _introduce(job: Job, trainer: Trainer, resumed: Resumed | None) -> None:

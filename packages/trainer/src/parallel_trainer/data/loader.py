@@ -13,6 +13,7 @@ from parallel_trainer.data.indexed import IndexedCorpus
 from parallel_trainer.data.sample import stack
 from parallel_trainer.data.settings import (
     SPLITS,
+    TRAIN,
     SampleSettings,
     Source,
     Split,
@@ -26,22 +27,29 @@ SCAN_LIMIT_BYTES = 1 << 30
 
 
 def build_dataset(
-    train_dataset: Any, *, vocab_size: int, num_samples: int | None = None, split: Split = "train"
+    train_dataset: Any,
+    *,
+    vocab_size: int,
+    num_samples: int | None = None,
+    split: Split = "train",
+    path: str = TRAIN,
 ) -> Dataset:
     """The dataset that a `train_dataset` section describes: a GPTDataset, or several of them mixed.
+
+    `path` is that of its dataloader in messages.
 
     `dataloader.sizes` says how many samples are wanted: the text is read as often as that takes, and after
     the last sample the same order comes again. Where it is not written, `num_samples` says so; where that is
     None as well, the text is read once. Raises UserError for whatever cannot be read or trained on.
     """
     dataloader = train_dataset.dataloader
-    settings = sample_settings(dataloader, split=split)
+    settings = sample_settings(dataloader, split=split, path=path)
     if settings.eod >= vocab_size:
         raise UserError(
-            f"train_dataset.dataloader.config.eod {settings.eod} is no token of model.vocab_size {vocab_size}: ids are "
+            f"{path}.config.eod {settings.eod} is no token of model.vocab_size {vocab_size}: ids are "
             f"0 … {vocab_size - 1}; write the id that `parallel-train data build` printed, or -1 for none"
         )
-    blend, part = sources(dataloader.config, split=split)
+    blend, part = sources(dataloader.config, split=split, path=path)
     corpora = [_open(source, vocab_size) for source in blend]
     size = _size(dataloader.sizes, num_samples, split)
     if blend[0].weight is not None:

@@ -1,4 +1,4 @@
-"""The section `train_dataset.dataloader` of a configuration, checked and made ready for the data classes."""
+"""A section's `dataloader`, of training or evaluation, checked and made ready for the data classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel_trainer.errors import UserError
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 WHOLE = (0.0, 1.0)
-_FIELD = "train_dataset.dataloader.config."
+TRAIN = "train_dataset.dataloader"
 
 
 @frozen(kw_only=True)
@@ -53,18 +53,18 @@ class Source:
     weight: float | None
 
 
-def sample_settings(dataloader: Any, *, split: Split = "train") -> SampleSettings:
-    """Settings of a `dataloader` section of a configuration. Raises UserError for what cannot be done."""
-    check_loader(dataloader)
+def sample_settings(dataloader: Any, *, split: Split = "train", path: str = TRAIN) -> SampleSettings:
+    """Settings of a `dataloader` section of a configuration, at `path`. Raises UserError for what cannot be done."""
+    check_loader(dataloader, path)
     config = dataloader.config
     if config.seq_length is None:
-        raise UserError(f"{_FIELD}seq_length is not written: give the model's seq_length")
+        raise UserError(f"{path}.config.seq_length is not written: give the model's seq_length")
     if not 0 <= config.seed < 2**32:
-        raise UserError(f"{_FIELD}seed is {config.seed}: it must be 0 … {2**32 - 1}")
+        raise UserError(f"{path}.config.seed is {config.seed}: it must be 0 … {2**32 - 1}")
     for switch in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_compressed_eod_mask"):
         if getattr(config, switch) and config.eod < 0:
             raise UserError(
-                f"{_FIELD}{switch} is true and eod is {config.eod}: without the id of the token that ends a "
+                f"{path}.config.{switch} is true and eod is {config.eod}: without the id of the token that ends a "
                 f"document it would do nothing. Write eod (256 for the byte tokenizer), or {switch}: false"
             )
     return SampleSettings(
@@ -82,41 +82,47 @@ def sample_settings(dataloader: Any, *, split: Split = "train") -> SampleSetting
     )
 
 
-def check_loader(dataloader: Any) -> None:
+def check_loader(dataloader: Any, path: str = TRAIN) -> None:
     """Refuse a `dataloader` section of a type that is not read here."""
     if dataloader.type != "BlendedMegatronDatasetDataLoader":
         raise UserError(
-            f"train_dataset.dataloader.type {dataloader.type!r} cannot be read yet: "
+            f"{path}.type {dataloader.type!r} cannot be read yet: "
             "BlendedMegatronDatasetDataLoader, with datasets_type GPTDataset, is what exists. "
             "`parallel-train data build` writes a corpus for it"
         )
     if dataloader.datasets_type != "GPTDataset":
-        raise UserError(
-            f"train_dataset.dataloader.datasets_type is {dataloader.datasets_type!r}: it must be GPTDataset"
-        )
+        raise UserError(f"{path}.datasets_type is {dataloader.datasets_type!r}: it must be GPTDataset")
 
 
-def sources(config: Any, *, split: Split = "train") -> tuple[tuple[Source, ...], tuple[float, float]]:
-    """The corpora to blend, and the part (low, high) of each that belongs to `split`, as fractions."""
+def sources(
+    config: Any, *, split: Split = "train", path: str = TRAIN
+) -> tuple[tuple[Source, ...], tuple[float, float]]:
+    """The corpora to blend, and the part (low, high) of each that belongs to `split`, as fractions.
+
+    config: of the `dataloader` at `path`.
+    """
     own = getattr(config, f"{split}_data_path")
     lists = [f"{name}_data_path" for name in SPLITS if getattr(config, f"{name}_data_path") is not None]
     if lists and (config.data_path is not None or config.split is not None):
         other = "data_path" if config.data_path is not None else "split"
         raise UserError(
-            f"{_FIELD}{lists[0]} and {other} are both written: give one list for each split, or data_path with split"
+            f"{path}.config.{lists[0]} and {other} are both written: give one list for each split, or data_path with "
+            "split"
         )
     if lists:
         if own is None:
-            raise UserError(f"{_FIELD}{split}_data_path is not written, only {', '.join(lists)}: add it")
-        return parse_blend(own, f"{_FIELD}{split}_data_path"), WHOLE
+            raise UserError(f"{path}.config.{split}_data_path is not written, only {', '.join(lists)}: add it")
+        return parse_blend(own, f"{path}.config.{split}_data_path"), WHOLE
     if config.data_path is None:
         raise UserError(
-            f"{_FIELD}data_path is not written: list the prefix of a corpus made by `parallel-train data "
+            f"{path}.config.data_path is not written: list the prefix of a corpus made by `parallel-train data "
             "build` (mock data, which MindFormers makes up in this case, is not available)"
         )
     if config.split is None:
-        raise UserError(f'{_FIELD}split is required with data_path: write "1, 0, 0" to train on all of it')
-    return parse_blend(config.data_path, f"{_FIELD}data_path"), parse_split(config.split)[SPLITS.index(split)]
+        raise UserError(f'{path}.config.split is required with data_path: write "1, 0, 0" to train on all of it')
+    return parse_blend(config.data_path, f"{path}.config.data_path"), parse_split(config.split, f"{path}.config.split")[
+        SPLITS.index(split)
+    ]
 
 
 def parse_blend(entries: Any, name: str = "data_path") -> tuple[Source, ...]:
@@ -144,7 +150,7 @@ def parse_blend(entries: Any, name: str = "data_path") -> tuple[Source, ...]:
     return blend
 
 
-def parse_split(text: str) -> tuple[tuple[float, float], ...]:
+def parse_split(text: str, name: str = "split") -> tuple[tuple[float, float], ...]:
     """`"969, 30, 1"` as the fractions (low, high) of train, valid and test. Missing numbers are 0."""
     parts = re.split(r"\s*[,/]\s*|\s+", text.strip().strip("[]()").strip())
     numbers = [_number(part) for part in parts]
@@ -154,8 +160,7 @@ def parse_split(text: str) -> tuple[tuple[float, float], ...]:
         or not sum(number or 0.0 for number in numbers)
     ):
         raise UserError(
-            f"{_FIELD}split {text!r}: it must be up to 3 numbers ≥ 0, not all 0, for train, valid and test, "
-            'such as "98, 1, 1"'
+            f'{name} {text!r}: it must be up to 3 numbers ≥ 0, not all 0, for train, valid and test, such as "98, 1, 1"'
         )
     padded = np.asarray([number or 0.0 for number in numbers] + [0.0] * (len(SPLITS) - len(parts)))
     fractions = (padded / padded.sum()).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
+import mindspore as ms
 import numpy as np
 from attrs import frozen
 from device_mesh import Traffic
@@ -80,6 +81,18 @@ class Chunk:
                 x.asnumpy()  # waits: operators run asynchronously and may still read the weights
                 self._release(index)
         return x, Tape(batch, tuple(inputs))
+
+    def evaluate(self, x: Tensor, batch: MicroBatch) -> Tensor:
+        """What `forward` returns, with nothing kept for a backward: every unit's weights are freed after it."""
+        with ms._no_grad():
+            for index, unit in enumerate(self.units):
+                with self._traffic.during(f"{self.names[index]} evaluation"):
+                    for sharded in self._sharded[index]:
+                        sharded.gather()
+                    x = unit(x, batch, *self._tensors[index])
+                    x.asnumpy()
+                    self._release(index)
+        return x
 
     def backward(self, tape: Tape, gradient: Tensor) -> Tensor:
         """Given the gradient of `forward`'s result, add all weights' gradients and return the gradient of its `x`."""

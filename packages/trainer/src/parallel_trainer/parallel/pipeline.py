@@ -17,7 +17,16 @@ from device_mesh import Communicator, ParallelMesh, Request, connect
 from mindspore import Tensor
 from parallel_config import ParallelPlan
 from parallel_config.schema import Parallelism
-from pipeline_schedule import Callbacks, Executor, Message, Schedule, generate, overlap_b_f, overlap_p2p
+from pipeline_schedule import (
+    Callbacks,
+    Executor,
+    Message,
+    Schedule,
+    forward_only,
+    generate,
+    overlap_b_f,
+    overlap_p2p,
+)
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.models.layers import Model
@@ -64,6 +73,12 @@ def schedule(stages: int, chunks: int, micro_batches: int, order: Order = Order(
     if order.overlap_b_f:
         made = overlap_b_f(made)
     return overlap_p2p(made) if order.overlap_p2p else made
+
+
+@lru_cache(maxsize=8)
+def forward_schedule(placement: tuple[int, ...], micro_batches: int) -> Schedule:
+    """What ranks with these stages do where nothing goes backward."""
+    return forward_only(placement, micro_batches)
 
 
 U = TypeVar("U")
@@ -148,7 +163,25 @@ class Pipeline:
             irecv=run.irecv,
         )
         losses = Executor(made, self.group.rank, callbacks, watchdog_seconds=WATCHDOG_SECONDS).run()
-        return sum((losses[number].asnumpy().astype(np.float64) for number in sorted(losses)), np.zeros(seed.shape))
+        return _sum(losses, seed.shape[0])
+
+    def loss_sums(self, micro_batches: Sequence[MicroBatch], losses: int) -> np.ndarray:
+        """Forward alone: the sums of the losses, float64 (losses,), on the rank of the last stage, 0 on others.
+
+        Keeps nothing for a backward. Collective over the group.
+        """
+        made = forward_schedule(self.schedule(1).placement, len(micro_batches))
+        chunks = dict(zip(made.stages[self.group.rank], self.chunks, strict=True))
+        dtype = self.chunks[0].weights.values.dtype
+        run = _Evaluation(self, chunks, micro_batches, Tensor(np.zeros(losses, dtype)))
+        callbacks = Callbacks(forward=run.forward, send=run.send, recv=run.recv)
+        found = Executor(made, self.group.rank, callbacks, watchdog_seconds=WATCHDOG_SECONDS).run()
+        return _sum(found, losses)
+
+
+def _sum(losses: Mapping[int, Tensor], size: int) -> np.ndarray:
+    """The losses (size,) of the micro-batches added up in their order, float64."""
+    return sum((losses[number].asnumpy().astype(np.float64) for number in sorted(losses)), np.zeros(size))
 
 
 class _Run:
@@ -217,6 +250,14 @@ class _Run:
     def _empty(self, message: Message) -> np.ndarray:
         tokens = self._micro_batches[message.microbatch].input_ids.size // self._token_ranks
         return np.empty((tokens, self._width), self._dtype)
+
+
+class _Evaluation(_Run):
+    """Forwards alone, which leave no tapes."""
+
+    def forward(self, stage: int, number: int, x: Tensor | None) -> Tensor:
+        batch = self._micro_batches[number]
+        return self._chunks[stage].evaluate(Tensor(batch.input_ids) if x is None else x, batch)
 
 
 @frozen(eq=False)

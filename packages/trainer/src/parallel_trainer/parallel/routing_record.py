@@ -32,9 +32,13 @@ class RoutingRecord:
     def collect(self, world: Communicator) -> ExpertLoads:
         """The sum over all ranks, which is the global batch's, and start anew. Collective over the world."""
         total = world.all_reduce(np.hstack([self._tokens, self._losses]))
+        self.clear()
+        return ExpertLoads(self.layers, total[:, :-1].astype(np.int64), float(total[:, -1].sum()))
+
+    def clear(self) -> None:
+        """Start anew: what was counted since the last `collect` is no part of a training step."""
         self._tokens[...] = 0
         self._losses[...] = 0
-        return ExpertLoads(self.layers, total[:, :-1].astype(np.int64), float(total[:, -1].sum()))
 
 
 @frozen(eq=False)

@@ -7,7 +7,7 @@ import sys
 
 from tqdm import tqdm
 
-from parallel_trainer.report.record import StepRecord
+from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 # Ranks write through mpiexec's pipes; the process that started them says here whether a person is watching.
 TERMINAL_VARIABLE = "PARALLEL_TRAIN_TERMINAL"
@@ -35,12 +35,23 @@ class Console:
             line += "" if loss is None else f"  {name} {loss:.6f}"
         if not record.updated:
             line += "  skipped: not finite"
+        self._print(line)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {record.loss:.4f}")
+            self._bar.update()
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        line = (
+            f"eval {record.step:{len(str(self._total))}d}/{self._total}  loss {record.eval_loss:9.6f}  perplexity "
+            f"{record.eval_perplexity:.4f}  {record.eval_samples:,} samples  {record.eval_seconds:.3f} s"
+        )
+        self._print(line if record.eval_mtp_loss is None else f"{line}  mtp {record.eval_mtp_loss:.6f}")
+
+    def _print(self, line: str) -> None:
         if self._bar is None:
             print(line, flush=True)
         else:
             tqdm.write(line)
-            self._bar.set_postfix_str(f"loss {record.loss:.4f}")
-            self._bar.update()
 
     def close(self) -> None:
         if self._bar is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from io import TextIOBase
 from pathlib import Path
 
@@ -11,16 +12,17 @@ from attrs import asdict
 from tensorboardX import SummaryWriter
 
 from parallel_trainer.report.curve import draw_loss_curve
-from parallel_trainer.report.record import StepRecord
+from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 _SCALARS = ("loss", "mtp_loss", "balance_loss", "lr", "grad_norm", "tokens_per_second")
+_EVALUATION_SCALARS = ("eval_loss", "eval_perplexity", "eval_mtp_loss")
 
 
 class RunFiles:
     """The files of one run in `folder`, which appears with the first step: a run that fails before leaves nothing.
 
-    metrics.jsonl holds one JSON object a step, the fields of `StepRecord` that the model has; a number that is not
-    finite is null.
+    metrics.jsonl holds one JSON object a step, the fields of `StepRecord` that the model has, and one for each
+    evaluation, those of `EvaluationRecord`; a number that is not finite is null.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,12 +31,18 @@ class RunFiles:
         self._events: SummaryWriter | None = None
 
     def step(self, record: StepRecord) -> None:
+        self._write(record, _SCALARS)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        self._write(record, _EVALUATION_SCALARS)
+
+    def _write(self, record: StepRecord | EvaluationRecord, scalars: tuple[str, ...]) -> None:
         if self._metrics is None or self._events is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
             self._events = SummaryWriter(str(self.folder / "tensorboard"))
         values = {name: value for name, value in asdict(record).items() if value is not None}
-        for name in (name for name in _SCALARS if name in values):
+        for name in (name for name in scalars if name in values):
             self._events.add_scalar(name, values[name], record.step)
         self._events.flush()
         values = {name: _json_number(value) for name, value in values.items()}
@@ -51,15 +59,24 @@ class RunFiles:
 def draw_curve_of(folder: Path) -> None:
     """Draw `loss_curve.png` from the `metrics.jsonl` of a run, whether it came to its end or not."""
     with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
-        steps = [json.loads(line) for line in file if line.endswith("\n")]
+        records = [json.loads(line) for line in file if line.endswith("\n")]
+    steps = [record for record in records if "loss" in record]
+    evaluations = [record for record in records if "eval_loss" in record]
     partial = folder / "loss_curve.png.partial"
     draw_loss_curve(
-        [step["step"] for step in steps],
-        [math.nan if step["loss"] is None else step["loss"] for step in steps],
-        [math.nan if step["grad_norm"] is None else step["grad_norm"] for step in steps],
+        _numbers(steps, "step"),
+        _numbers(steps, "loss"),
+        _numbers(steps, "grad_norm"),
         partial,
+        evaluated=(_numbers(evaluations, "step"), _numbers(evaluations, "eval_loss")),
     )
     partial.replace(folder / "loss_curve.png")
+
+
+def _numbers(records: Iterable[Mapping[str, float | None]], name: str) -> list[float]:
+    """A field of each record, NaN for one that was not finite."""
+    values = (record[name] for record in records)
+    return [math.nan if value is None else value for value in values]
 
 
 def _json_number(value: float) -> float | None:

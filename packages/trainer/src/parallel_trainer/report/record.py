@@ -1,4 +1,4 @@
-"""The numbers of one step, as every report shows them."""
+"""The numbers of one step, and of one evaluation, as every report shows them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,25 @@ class StepRecord:
     updated: bool
     mtp_loss: float | None = None
     balance_loss: float | None = None
+
+
+@frozen
+class EvaluationRecord:
+    """One evaluation.
+
+    step:              after which it was, counted from 1.
+    eval_loss:         mean over the valid tokens of the samples held out.
+    eval_perplexity:   exp of that.
+    eval_samples:      how many samples.
+    eval_valid_tokens: tokens that the loss is the mean of.
+    eval_seconds:      how long it took, reading the samples included.
+    eval_mtp_loss:     mean loss of the multi-token-prediction layer, without its weight; None where there is none.
+    """
+
+    step: int
+    eval_loss: float
+    eval_perplexity: float
+    eval_samples: int
+    eval_valid_tokens: int
+    eval_seconds: float
+    eval_mtp_loss: float | None = None
