@@ -19,6 +19,7 @@ from cases import CASES, Case, Model, corpora
 from checkpoint_checks import relay, same_plan
 from context_checks import attention_everywhere, empty_blocks, ring_memory
 from device_mesh import Communicator, Traffic, connect
+from evaluation_checks import evaluations
 from expert_checks import router_that_is_not_finite
 from memory_checks import even_routing, held_memory
 from mindspore import Tensor, mint
@@ -427,4 +428,5 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     router_that_is_not_finite: (2, 4),
     relay: (2, 4, 8),
     same_plan: (1, 2, 4),
+    evaluations: (1, 2, 4),
 }
