@@ -297,3 +297,38 @@ def test_loss_that_is_not_finite_ends_the_run_once_and_names_the_numbers(config:
     assert "Traceback" not in done.stderr
     assert metrics(tmp_path / "out")[0]["step"] == 1
     assert (tmp_path / "out" / "loss_curve.png").read_bytes().endswith(b"IEND\xaeB`\x82")
+
+
+NAN_IN_GRADIENTS = """
+import os
+if os.environ.get("PMI_RANK") == "1":
+    from parallel_trainer.parallel.fully_shard import ShardedWeights
+    right, step = ShardedWeights.finish_gradients, 0
+    def finish_gradients(self):
+        global step
+        step += 1
+        right(self)
+        if step in (2, 4, 5, 6):
+            self.gradients[0] = float("nan")
+    ShardedWeights.finish_gradients = finish_gradients
+"""
+
+
+def test_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all_until_too_many_follow_each_other(
+    config: Path, tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NAN_IN_GRADIENTS, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    edited(config, steps="9", max_norm="0.5\n  use_skip_step_on_nan: true\n  max_consecutive_skipped_steps: 3")
+    done = call("run", config, "--nproc", "2", "--output", "out", cwd=tmp_path)
+    assert done.returncode not in (0, None)
+    assert done.stderr.count("3 steps in a row had a non-finite loss or gradient norm") == 1, done.stderr
+    assert "max_consecutive_skipped_steps is 3" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert running(str(config)) == []
+    steps = metrics(tmp_path / "out")
+    # Step 3 starts the count anew; step 6, the third in a row, is the end.
+    assert [step["updated"] for step in steps] == [True, False, True, False, False]
+    assert [step["grad_norm"] is None for step in steps] == [False, True, False, True, True]
+    assert all(step["loss"] > 0 for step in steps)
+    assert done.stdout.count("skipped: not finite") == 3
