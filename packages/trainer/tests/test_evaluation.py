@@ -168,6 +168,11 @@ def test_samples_are_all_of_the_valid_part_or_as_many_as_the_file_says(
     ("section", "options", "said"),
     [
         ("{interval: 1, samples: 9}", {}, "asks for 9 samples, and the text to evaluate holds 8"),
+        (
+            "{interval: 1, samples: 17}",
+            {"data": 'data_path: [{a}, {b}], split: "3, 1"'},
+            "asks for 17 samples, and the text to evaluate holds 16",
+        ),
         ("{interval: 1}", {"sizes": "[8, 9, 0]"}, "asks for 9 samples, and the text to evaluate holds 8"),
         (
             "{interval: 1, samples: 12}",
@@ -192,6 +197,12 @@ def test_what_cannot_be_evaluated_is_refused_before_ranks_start(
 ) -> None:
     with pytest.raises(UserError, match=said):
         job(corpora, f"eval_dataset: {section}", **options)
+
+
+def test_a_fault_of_the_training_data_is_said_once_where_evaluation_shares_it(corpora: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        job(corpora, "eval_dataset: {interval: 1}", data='data_path: [nowhere], split: "3, 1"')
+    assert len(caught.value.problems) == 1
 
 
 class Watched(Unit):

@@ -139,7 +139,9 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     computing = types or (attempt(lambda: compute_dtype(config)) if model else None)
     schedule = attempt(lambda: _schedule(config))
     dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
-    held_out = attempt(lambda: HeldOut.of(config, vocab_size=model.vocab_size if model else 2**31))
+    held_out = None
+    if dataset or "eval_dataset.dataloader" in written_fields(config):  # a fault of a shared one has been said
+        held_out = attempt(lambda: HeldOut.of(config, vocab_size=model.vocab_size if model else 2**31))
     if found or not (model and computing and schedule and dataset):
         raise UserError("parallel-train cannot run this file:", found)
     chosen, note = computing

@@ -13,7 +13,7 @@ from parallel_trainer.data.blend import BlendedDataset
 from parallel_trainer.data.gpt_dataset import Dataset, GPTDataset
 from parallel_trainer.data.loader import build_dataset
 from parallel_trainer.data.sample import Sample, stack
-from parallel_trainer.data.settings import TRAIN
+from parallel_trainer.data.settings import TRAIN, check_loader, sources
 from parallel_trainer.errors import UserError
 
 
@@ -38,9 +38,11 @@ class HeldOut:
         wanted = section.samples or (loader.sizes[1] if loader.sizes and len(loader.sizes) == 3 else 0)
         once = evolve(section, dataloader=evolve(loader, sizes=None))
         try:
-            dataset = build_dataset(once, vocab_size=vocab_size, num_samples=wanted or None, split="valid", path=path)
-            if isinstance(dataset, GPTDataset):
-                dataset = build_dataset(once, vocab_size=vocab_size, split="valid", path=path)
+            check_loader(loader, path)
+            blend, _ = sources(loader.config, split="valid", path=path)
+            weighted = blend[0].weight is not None  # such a mixture has no length of its own
+            number = (wanted or None) if weighted else None
+            dataset = build_dataset(once, vocab_size=vocab_size, num_samples=number, split="valid", path=path)
         except UserError as error:
             raise UserError(f"eval_dataset cannot be read: {error}") from None
         _check_size(dataset, wanted)
