@@ -239,6 +239,13 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
         "parallelism.pipeline_parallel_overlap_b_f",
         ["must be false with pipeline_parallel_zero_bubble zbh1", "zero_bubble none"],
     ),
+    # extensions
+    (
+        2,
+        "extensions: {engine: hyper_parallel}",
+        "extensions.engine",
+        ["hyper_parallel must be native or hyperparallel", "Did you mean hyperparallel?"],
+    ),
     # expert parallelism
     (
         32,
@@ -660,6 +667,7 @@ def test_plain_degrees_with_layers_and_batches() -> None:
         ("parallelism: {pipeline_parallel_zero_bubble: zbv}", "pipeline_parallel_zero_bubble .pipeline_parallel is 1"),
         (f"parallelism: {{{PIPELINE}, pipeline_parallel_zero_bubble: zbh1}}", "refuses: pipeline_.*_zero_bubble zbh1"),
         ("monitor: {health_checkpoint: {global_norm_skip_time: 3}}", "monitor.health_checkpoint"),
+        ("extensions: {engine: hyperparallel}", "r2.0.0 ignores: section extensions .engine hyperparallel"),
         (f"model: {{{QWEN}, num_hiden_layers: 2}}", "did you mean num_hidden_layers, which is 32 now"),
         ("optimizer: {weigth_decay: 0.1}", "did you mean weight_decay"),
         (f"model: {{{DEEPSEEK}, n_routed_expert: 16}}", "did you mean n_routed_experts, which is 256 now"),

@@ -37,7 +37,7 @@ _SURELY_MISSPELT = 0.88
 
 
 def notices(config: TrainConfig) -> tuple[str, ...]:
-    """One sentence on fields without effect, one on sequence_parallel, one for each likely misspelling."""
+    """One sentence each on fields without effect, extensions, sequence_parallel, and every likely misspelling."""
     inert = ", ".join(f"{path} ({reason})" for path, reason in inert_fields(config).items())
     found = [f"Accepted, but without effect: {inert}."] if inert else []
     return (*found, *_extensions(config), *_sequence_parallel(config), *_misspelt(config, ""))
@@ -87,8 +87,10 @@ def _extensions(config: TrainConfig) -> Iterator[str]:
         used.append(f"pipeline_parallel_zero_bubble {sizes.pipeline_parallel_zero_bubble}")
     if used:
         yield f"Extensions of this project, which MindFormers r2.0.0 refuses: {', '.join(used)}."
-    if "eval_dataset" in written_fields(config):
-        yield "Extensions of this project, which MindFormers r2.0.0 ignores: section eval_dataset."
+    sections = {"eval_dataset": "", "extensions": f" (engine {config.extensions.engine})"}
+    ignored = [f"section {name}{what}" for name, what in sections.items() if name in written_fields(config)]
+    if ignored:
+        yield f"Extensions of this project, which MindFormers r2.0.0 ignores: {', '.join(ignored)}."
 
 
 def _sequence_parallel(config: TrainConfig) -> Iterator[str]:

@@ -89,6 +89,7 @@ _ACTED_ON = (
     | _under("checkpoint", "async_save", "prefix", "load_path", "no_load_optim")
     # Each element is written once and read once, whatever these say.
     | _under("checkpoint", "remove_redundancy", "load_balanced", "save_trainable_only")
+    | _under("extensions", "engine")
     | _under("monitor.moe_monitor", "save_tokens_per_expert_interval", "target_layers")
     | _under("eval_dataset", "interval", "samples")
     | _under("train_dataset.dataloader", "type", "shuffle", "column_names", "datasets_type", "sizes")

@@ -6,6 +6,7 @@ from attrs import Factory, field, frozen
 
 from parallel_config.document import Document
 from parallel_config.schema.dataset import Dataloader, DataloaderConfig, EvalDataset, TrainDataset
+from parallel_config.schema.extensions import Extensions
 from parallel_config.schema.memory import LayerSwap, OpSwap, Recompute, RecomputeComm, Swap
 from parallel_config.schema.model import LoraConfig, Model
 from parallel_config.schema.optimization import LrScheduler, Optimizer
@@ -50,6 +51,7 @@ class TrainConfig:
     lora_config: LoraConfig = Factory(LoraConfig)
     run_mode: str = setting("train", options=("train", "predict"))
     inference: Inference = Factory(Inference)
+    extensions: Extensions = Factory(Extensions)
     source: Document = field(factory=lambda: Document(filename=None), eq=False, repr=False)
 
     @property
@@ -71,6 +73,7 @@ __all__ = [
     "Dataloader",
     "DataloaderConfig",
     "EvalDataset",
+    "Extensions",
     "HealthCheckpoint",
     "Inference",
     "LayerSwap",
