@@ -28,7 +28,7 @@ _ONLY = {
         "models run operator by operator, in MindSpore's dynamic graph (PyNative), and there is no static graph",
     ),
     "run_mode": ("train", "this program trains, and does nothing else"),
-    "device_target": ("CPU", "this version has no kernels for another device"),
+    "device_target": ("CPU", "this program starts ranks on CPUs only, and nothing of it has run on another device"),
 }
 
 
@@ -50,7 +50,7 @@ def _run(argv: Sequence[str] | None) -> int:
     output = None
     if args.output_dir is not None:
         output = args.output_dir / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return run.run(argparse.Namespace(config=args.config, output=output, nproc=None))
+    return run.run(argparse.Namespace(config=args.config, output=output, nproc=None, engine=None))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from parallel_config import load
+from parallel_config import TrainConfig, load
+from parallel_config import plan as plan_of
 
 from parallel_trainer.balance import ORDERS, attention_work
+from parallel_trainer.engines.choice import add_option, choose
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
 
@@ -21,7 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="show what a file's plan means for a number of ranks",
         description="Check a YAML file and its data for a number of ranks, and show the plan: what a rank holds and "
         "what it receives in a step; with context parallelism, how evenly the ranks share the work of attention in the "
-        "first steps. Starts no ranks.",
+        "first steps. With --engine hyperparallel, the calls of that library instead. Starts no ranks.",
     )
     parser.add_argument("config", type=Path, help="the YAML file")
     parser.add_argument("--world-size", type=int, required=True, help="ranks to plan for")
@@ -29,6 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--rank", type=int, help="the rank to show (default: one that needs the most memory, and why it does)"
     )
+    add_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -36,9 +40,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     if args.steps < 1:
         raise UserError(f"--steps {args.steps} must be at least 1.")
-    job = prepare(load(args.config), args.world_size)
-    if args.rank is not None and not 0 <= args.rank < args.world_size:
-        raise UserError(f"--rank {args.rank} must be 0 … {args.world_size - 1}, a rank of the world.")
+    config = load(args.config)
+    if choose(args.engine, os.environ, config).engine == "hyperparallel":
+        print("\n".join(_calls(config, args.world_size, args.rank)))
+        return 0
+    job = prepare(config, args.world_size)
+    _check_rank(args.rank, args.world_size)
     for note in job.notes:
         print(f"Note: {note}", file=sys.stderr)
     print(job.summary)
@@ -46,6 +53,29 @@ def run(args: argparse.Namespace) -> int:
     if job.plan.cp > 1:
         print("\n".join(["", *_attention(job, min(args.steps, job.config.training.steps))]))
     return 0
+
+
+def _check_rank(rank: int | None, world_size: int) -> None:
+    if rank is not None and not 0 <= rank < world_size:
+        raise UserError(f"--rank {rank} must be 0 … {world_size - 1}, a rank of the world.")
+
+
+def _calls(config: TrainConfig, world_size: int, rank: int | None) -> Iterator[str]:
+    """What HyperParallel would be called with on a rank, and which other ranks call the same."""
+    from parallel_trainer.engines.hyperparallel.program import program  # builds the model, which needs MindSpore
+    from parallel_trainer.engines.hyperparallel.render import lines
+
+    stages = plan_of(config, world_size).pp
+    _check_rank(rank, world_size)
+    made, alike = program(config, world_size, rank or 0), world_size // stages
+    first = (rank or 0) // alike * alike
+    if stages == 1:
+        yield f"# All {world_size} ranks call HyperParallel 1.0 like this."
+    else:
+        others = ", ".join(str(each) for each in range(0, world_size, alike) if each != first)
+        these = f"Ranks {first}-{first + alike - 1} call" if alike > 1 else f"Rank {first} calls"
+        yield f"# {these} HyperParallel 1.0 like this; others: --rank {others}."
+    yield from lines(made)
 
 
 def _costs(job: Job, rank: int | None) -> Iterator[str]:

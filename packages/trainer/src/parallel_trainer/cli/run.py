@@ -16,6 +16,7 @@ from parallel_config import ConfigError, load
 
 from parallel_trainer.checkpoint.resume import check_loadable
 from parallel_trainer.checkpoint.save import Saver, saves
+from parallel_trainer.engines.choice import add_option, choose, train_natively
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
 from parallel_trainer.launch.joining import join, refuse, with_rank_environment
@@ -44,6 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--output", type=Path, help="folder for metrics and plots (default: output/NAME OF THE FILE, date and time)"
     )
+    add_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,19 +54,21 @@ def run(args: argparse.Namespace) -> int:
     launch = launched()
     output = args.output or Path("output") / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if launch is not None:
-        return _in_launch(launch, args.config, output, args.nproc)
+        return _in_launch(launch, args.config, output, args.nproc, args.engine)
     world_size = 1 if args.nproc is None else args.nproc
     if world_size < 1:
         raise UserError(f"--nproc {world_size} must be at least 1.")
     _check_output(output)
     with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
-        job = prepare(load(args.config), world_size)  # whatever is wrong is said here, before any rank starts
+        config = load(args.config)
+        train_natively(choose(args.engine, os.environ, config))
+        job = prepare(config, world_size)  # whatever is wrong is said here, before any rank starts
         check_loadable(job)
     if watched():
         os.environ[TERMINAL_VARIABLE] = "1"
     code = run_ranks(
         world_size,
-        ["-m", "parallel_trainer", "run", str(args.config), "--output", str(output)],
+        ["-m", "parallel_trainer", *_arguments(args.config, output, "native")],
         stop_on_sigterm=saves(job.config),
     )
     if code and (output / "metrics.jsonl").exists():
@@ -72,6 +76,11 @@ def run(args: argparse.Namespace) -> int:
 
         draw_curve_of(output)  # the ranks were in no state to
     return code
+
+
+def _arguments(config: Path, output: Path, engine: str | None) -> list[str]:
+    """Those of a rank."""
+    return ["run", str(config), "--output", str(output), *(["--engine", engine] if engine else [])]
 
 
 def _check_output(output: Path) -> None:
@@ -83,7 +92,7 @@ def _check_output(output: Path) -> None:
         raise UserError(f"--output {output} cannot be made: {existing} is not a folder that can be written to.")
 
 
-def _in_launch(launch: Launch, config: Path, output: Path, nproc: int | None) -> int:
+def _in_launch(launch: Launch, config: Path, output: Path, nproc: int | None, engine: str | None) -> int:
     """Be what a launcher started this process as."""
     if launch.kind == "msrun-scheduler":
         from device_mesh.msrun import schedule
@@ -94,14 +103,16 @@ def _in_launch(launch: Launch, config: Path, output: Path, nproc: int | None) ->
             launch,
             f"--nproc {nproc} does not match: a launcher started {launch.size} ranks. Leave --nproc out there.",
         )
-    with_rank_environment(launch, ["run", str(config), "--output", str(output)])
+    with_rank_environment(launch, _arguments(config, output, engine))
     communicator = join(launch)
     if communicator.rank:
         warnings.simplefilter("ignore")
     elif launch.kind == "msrun":
         print(f"Rank 0 of {communicator.size} reports the run here; in the others' logs are only their errors.")
     with abort_on_error(communicator, message_only=(UserError, ConfigError)):
-        job = prepare(load(config), communicator.size)
+        loaded = load(config)
+        train_natively(choose(engine, os.environ, loaded))
+        job = prepare(loaded, communicator.size)
         _train(job, communicator, output)
     return 0
 

@@ -1,0 +1,75 @@
+"""Which engine trains: what the command line says, else the environment, else the file, else this project itself."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import NoReturn
+
+from attrs import fields, frozen
+from parallel_config import TrainConfig
+from parallel_config.schema import Extensions
+from parallel_config.schema.setting import limit_of
+
+from parallel_trainer.errors import UserError
+
+VARIABLE = "PARALLEL_TRAIN_ENGINE"
+
+_INSTALL = (
+    "hyper_parallel is not installed, and PyPI does not have it. On a machine with Ascend NPUs and MindSpore 2.10: git "
+    "clone --branch r1.0.0 https://gitcode.com/mindspore/hyper-parallel.git, in it ./build.sh --multicore off --shmem "
+    "off --custom-ops off, then pip install the wheel that it names."
+)
+_NO_MODEL = (
+    "HyperParallel shards the parameters of a model's modules, and the models of this version declare weights without "
+    "owning any: none of them can be given to it yet, on any machine."
+)
+
+
+@frozen
+class Choice:
+    """An engine, native or hyperparallel, and where it was chosen, as the start of a sentence."""
+
+    engine: str
+    where: str
+
+
+def add_option(parser: ArgumentParser) -> None:
+    """Declare `--engine`."""
+    parser.add_argument(
+        "--engine",
+        metavar="{native,hyperparallel}",
+        help=f"what trains (default: {VARIABLE}, or extensions.engine of the file, or native)",
+    )
+
+
+def choose(option: str | None, environment: Mapping[str, str], config: TrainConfig) -> Choice:
+    """The engine of `--engine`, PARALLEL_TRAIN_ENGINE, or the file's `extensions.engine`: the first that is given.
+
+    An empty variable counts as none. Raises UserError for an engine that does not exist.
+    """
+    limit = limit_of(fields(Extensions).engine)
+    assert limit is not None
+    for value, says in ((option, "--engine "), (environment.get(VARIABLE) or None, f"{VARIABLE}=")):
+        if value is None:
+            continue
+        if not limit.allows(value):
+            raise UserError(f"{says}{value} {limit.rule()}. {limit.suggestion(value)}")
+        return Choice(value, f"{says}{value}")
+    return Choice(config.extensions.engine, f"extensions.engine {config.extensions.engine}")
+
+
+def train_natively(choice: Choice) -> None:
+    """Return where this project trains itself; raise UserError with all that keeps another engine from training."""
+    if choice.engine != "native":
+        _refuse(choice)
+
+
+def _refuse(choice: Choice) -> NoReturn:
+    problems = [] if find_spec("hyper_parallel") else [_INSTALL]
+    raise UserError(
+        f"{choice.where} cannot train; it can be shown (parallel-train plan FILE --engine hyperparallel --world-size "
+        "RANKS). --engine native trains here.",
+        [*problems, _NO_MODEL],
+    )

@@ -1,0 +1,5 @@
+"""A plan as calls of HyperParallel 1.0, of those that MindFormers 2.0 makes itself.
+
+First as data (`calls`, made by `program`), which can be printed, compared and checked against signatures, then executed
+(`execute`). Nothing here imports HyperParallel before a program is executed or checked.
+"""

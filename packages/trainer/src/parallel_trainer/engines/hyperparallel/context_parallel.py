@@ -1,0 +1,47 @@
+"""Context parallelism: what the core of attention does with the other parts of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from parallel_config import ParallelPlan
+
+from parallel_trainer.engines.hyperparallel.blocks import CORE_ATTENTION, Block
+from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Name, Use
+from parallel_trainer.engines.hyperparallel.mesh import CP
+
+_STYLES = "hyper_parallel.core.context_parallel"
+
+
+def dimensions(plan: ParallelPlan, *, packed: bool) -> dict[str, int]:
+    """Where sequence and heads are in what goes into the core, in the layouts that MindFormers gives it."""
+    if packed:
+        return {"seq_dim": 0, "head_dim": 1}  # TND
+    if plan.context_parallel_async:
+        return {"seq_dim": 0, "head_dim": 2}  # SBND
+    return {"seq_dim": 1, "head_dim": 2} if plan.ulysses_degree == 1 else {"seq_dim": 2, "head_dim": 1}  # BSH, BNSD
+
+
+def attend_across_ranks(plan: ParallelPlan, blocks: Sequence[Block], *, packed: bool) -> Iterator[Call]:
+    """One style for all layers, given to the core of each one's attention."""
+    asynchronous = plan.context_parallel_async
+    style = "async_context_parallel.AsyncContextParallel" if asynchronous else "context_parallel.ContextParallel"
+    yield Call(
+        Name(f"{_STYLES}.{style}"),
+        (),
+        dimensions(plan, packed=packed) | {"ulysses_degree": plan.ulysses_degree},
+        result="context_parallel",
+        why=f"{plan.context_parallel_method}: heads are exchanged among {plan.ulysses_degree} neighbours, keys and "
+        f"values gathered over {plan.cp // plan.ulysses_degree}",
+    )
+    for block in blocks:
+        if block.layer is None:
+            continue
+        producers = {
+            f"{kind}_proj": block.module.inner(f"self_attn.{kind}_handoff") for kind in ("q", "k", "v") if asynchronous
+        }
+        yield Call(
+            Attribute(Use("context_parallel"), "apply", f"{_STYLES}.{style}"),
+            (block.module.inner(CORE_ATTENTION), CP),
+            producers,
+        )

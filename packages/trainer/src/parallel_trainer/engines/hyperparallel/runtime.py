@@ -1,0 +1,77 @@
+"""What runs beside HyperParallel's calls: the last stage's seed, inputs as its tensors, the gradient norm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, mint
+
+from parallel_trainer.engines.hyperparallel.calls import Name
+from parallel_trainer.engines.hyperparallel.execute import imported
+
+
+def scaled_stage(stage: Any, *, loss_scale: float, tp: Any = None) -> Any:
+    """A pipeline stage whose loss goes back multiplied by `loss_scale`.
+
+    tp: the mesh of tensor parallelism, where there is one. A stage looks for the ranks of a tensor that it receives
+        in the root of its mesh, and a world that was cut into views has no axis called tp.
+    """
+
+    class ScaledStage(stage):
+        def get_last_stage_sens(self, last_stage_outputs: Any) -> Any:
+            seeds = super().get_last_stage_sens(last_stage_outputs)
+            return [seed * loss_scale for seed in seeds] if isinstance(seeds, list) else seeds * loss_scale
+
+        def _get_layout_rank_list(self, layout: Any, sender_rank: int | None = None) -> Any:
+            axes = [name for name in getattr(layout, "alias_name", ()) or () if name != "pp"]
+            if tp is not None and axes == ["tp"]:
+                return tuple(tp.rank_list)
+            return super()._get_layout_rank_list(layout, sender_rank)
+
+    return ScaledStage
+
+
+def replicated(inputs: Mapping[str, Any], mesh: Any) -> dict[str, Any]:
+    """Tensors that all ranks of `mesh` have alike as DTensors, whose operators take no others; the rest as it is."""
+    distributed = imported(Name("hyper_parallel.DTensor"))
+    replicate = imported(Name("hyper_parallel.core.dtensor.placement_types.Replicate"))
+    return {
+        name: distributed.from_local(value, mesh, (replicate(),)) if isinstance(value, Tensor) else value
+        for name, value in inputs.items()
+    }
+
+
+def squared_norm(chunks: Sequence[Any], divisors: Mapping[str, int]) -> Tensor:
+    """The squares of this rank's gradients, float32 (1,), each divided by the ranks that hold the same element.
+
+    divisors: those ranks by the parameter's name, with * for a layer's number.
+    """
+    total = mint.zeros((1,))
+    for name, gradient in _gradients(chunks):
+        values = gradient.astype("float32")
+        total = total + (values * values).sum() / divisors[re.sub(r"\.layers\.\d+\.", ".layers.*.", name)]
+    return total
+
+
+def clip(chunks: Sequence[Any], squares: Tensor, *, max_norm: float) -> float:
+    """Scale all gradients where their norm over all ranks, the root of `squares`, exceeds `max_norm`; returns it."""
+    norm = float(np.sqrt(squares.asnumpy()[0]))
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1:
+        for _, gradient in _gradients(chunks):
+            gradient.copy_(gradient * factor)  # mul_ leaves it as it is on a CPU
+    return norm
+
+
+def _gradients(chunks: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
+    """This rank's part of each gradient; with a policy that adds up in float32 it is in `main_grad`."""
+    for chunk in chunks:
+        for name, parameter in chunk.parameters_and_names():
+            gradient = getattr(parameter, "main_grad", None)
+            if gradient is None:
+                gradient = getattr(parameter, "grad", None)
+            if gradient is not None:
+                yield name, gradient.to_local() if hasattr(gradient, "to_local") else gradient

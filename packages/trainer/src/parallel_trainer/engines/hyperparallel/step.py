@@ -1,0 +1,85 @@
+"""One training step: micro-batches, the gradient norm, the update."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from parallel_config import ParallelPlan
+
+from parallel_trainer.engines.hyperparallel.blocks import Block
+from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Module, Name, Phase, Use
+from parallel_trainer.engines.hyperparallel.fully_shard import HSDP_MODULE, of_experts, replicated
+from parallel_trainer.engines.hyperparallel.mesh import TP
+from parallel_trainer.engines.hyperparallel.pipeline import seed
+from parallel_trainer.engines.hyperparallel.tensor_parallel import divides
+
+_RUNTIME = "parallel_trainer.engines.hyperparallel.runtime"
+
+
+def micro_batches(plan: ParallelPlan) -> Iterator[Phase]:
+    """Forward and backward of all of a step's micro-batches. `batches` gives the inputs of this rank."""
+    if plan.pp > 1:
+        run = Call(Attribute(Use("schedule"), "run", ""), spread=Use("inputs"), why="all stages read the same rows")
+        yield Phase("all micro-batches of a step", (*_inputs(plan), run))
+        return
+    before, count = plan.dp_replicate > 1 and plan.num_accumulation_steps > 1, plan.num_accumulation_steps
+    if count > 1:
+        yield Phase("each micro-batch but the last", tuple(_micro_batch(plan, False if before else None)), count - 1)
+    yield Phase("the last micro-batch", tuple(_micro_batch(plan, True if before else None)))
+
+
+def _micro_batch(plan: ParallelPlan, all_reduce: bool | None) -> Iterator[Call]:
+    if all_reduce is not None:
+        yield Call(
+            Attribute(Module(), "set_requires_all_reduce", HSDP_MODULE),
+            (all_reduce,),
+            why="" if all_reduce else "replicas are added up once a step",
+        )
+    yield from _inputs(plan)
+    yield Call(Module(), spread=Use("inputs"), result="loss")
+    ranks = plan.world_size // plan.pp
+    why = f"1 / (world_size // pp) / micro-batches = 1 / {ranks} / {plan.num_accumulation_steps}"
+    yield Call(Attribute(Use("loss"), "backward", ""), (seed(plan),), why=why)
+
+
+def _inputs(plan: ParallelPlan) -> Iterator[Call]:
+    yield Call(Name("builtins.next"), (Use("batches"),), result="inputs")
+    if plan.tp > 1:
+        yield Call(Name(f"{_RUNTIME}.replicated"), (Use("inputs"), TP), result="inputs")
+
+
+def norm_divisors(blocks: Sequence[Block], plan: ParallelPlan) -> dict[str, int]:
+    """How many ranks hold the same element of a gradient, by the parameter's name with * for the layer's number."""
+    found = {}
+    for block in blocks:
+        for name, weight in block.weights.items():
+            if not weight.trainable:
+                continue
+            copies = plan.dp_replicate
+            if of_experts(block, name, plan):
+                copies *= plan.efsdp if replicated(block, name, plan) else 1
+            else:
+                copies *= 1 if divides(weight, plan) else plan.tp
+                copies *= plan.fsdp if replicated(block, name, plan) else 1
+            found[re.sub(r"\.layers\.\d+\.", ".layers.*.", f"{block.module.name}.{name}")] = copies
+    return found
+
+
+def update(blocks: Sequence[Block], plan: ParallelPlan, chunks: int, max_norm: float) -> Phase:
+    """The gradient norm over all ranks, each element once; then the caller's optimizer."""
+    modules = [Module("", chunk) for chunk in range(chunks)]
+    calls = [
+        Call(
+            Name(f"{_RUNTIME}.squared_norm"),
+            (modules, norm_divisors(blocks, plan)),
+            result="squares",
+            why="of main_grad where there is one; divided by the ranks that hold the same element",
+        ),
+        Call(Name("mindspore.mint.distributed.all_reduce"), (Use("squares"),), {"op": "sum"}),
+    ]
+    if max_norm > 0:
+        calls.append(Call(Name(f"{_RUNTIME}.clip"), (modules, Use("squares")), {"max_norm": max_norm}))
+    calls.append(Call(Attribute(Use("optimizer"), "step", "")))
+    calls += [Call(Attribute(module, "zero_grad", HSDP_MODULE)) for module in modules]
+    return Phase("the end of a step", tuple(calls))
