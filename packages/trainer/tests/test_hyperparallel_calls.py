@@ -10,7 +10,7 @@ from parallel_config import TrainConfig, load, loads
 from parallel_trainer import run_mindformer
 from parallel_trainer.cli import main
 from parallel_trainer.engines.choice import VARIABLE, choose
-from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Module, Name, Parameter, Program, Use
+from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Module, Name, Parameter, Program, Use, parts
 from parallel_trainer.engines.hyperparallel.program import check, program
 from parallel_trainer.engines.hyperparallel.render import lines
 from parallel_trainer.errors import UserError
@@ -133,6 +133,10 @@ def test_calls_of_a_scenario(path: Path) -> None:
         assert titles == sorted(titles, key=lambda title: next(i for i, o in enumerate(ORDER) if title.startswith(o)))
         assert_wrapped_in_order(made)
         assert_each_element_counts_once(made, config)
+        without = {call.result: call.keywords["backend_override"] for call in called(made, "_unflatten")}
+        used = [part for call in made.calls if call.result != "loss_mesh" for part in parts(call)]
+        used = [part for part in used if isinstance(part, Use) and part.axes]
+        assert [use for use in used if not set(use.axes).isdisjoint(without[use.name])] == [], "an axis without group"
 
 
 def assert_wrapped_in_order(made: Program) -> None:
@@ -180,6 +184,28 @@ def assert_each_element_counts_once(made: Program, config: TrainConfig) -> None:
         assert ranks == parts * divisors[pattern], weight.name
         counted += 1
     assert counted > 8
+
+
+DENSE_FIRST = f"{DEEPSEEK}, first_k_dense_replace: 1, num_nextn_predict_layers: 0"
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "model", "world_size"),
+    [
+        ("tensor_parallel: 2", DENSE_FIRST, 4),  # experts that are not spread are whole on each rank of tp
+        ("tensor_parallel: 2, expert_parallel: 2, data_parallel_shard: 2", DENSE_FIRST, 8),
+        (f"{PIPELINE}, pipeline_parallel_interleave_num: 2, tensor_parallel: 2, expert_parallel: 2", DENSE_FIRST, 8),
+        ("expert_parallel: 8", DENSE_FIRST, 8),
+        ("tensor_parallel: 2, context_parallel: 2, data_parallel_shard: 2", QWEN, 16),
+        (f"{PIPELINE}, data_parallel_shard: 4", QWEN, 16),
+    ],
+)
+def test_dimensions_together(parallelism: str, model: str, world_size: int) -> None:
+    config = config_of(parallelism, model, batch=16)
+    for rank in range(0, world_size, world_size // 2):
+        made = program(config, world_size, rank)
+        assert_wrapped_in_order(made)
+        assert_each_element_counts_once(made, config)
 
 
 def test_one_chunk_without_overlap_is_1f1b_which_takes_no_flags() -> None:
@@ -238,6 +264,33 @@ def test_rows_that_do_not_divide_are_kept_whole() -> None:
     assert {Parameter(first, f"self_attn.{name}_norm.weight") for name in "qk"} <= kept
     assert Parameter(first, "self_attn.q_proj.weight") not in kept
     assert Parameter(first, "mlp.gate_proj.weight") not in kept
+
+
+def test_experts_are_cut_by_their_own_mesh() -> None:
+    """8 experts over 4 ranks, 2 on each, go into 2 shards of experts; 4 shards of what is dense would not do."""
+    made = program(config_of("tensor_parallel: 2, expert_parallel: 4", DENSE_FIRST), 8)
+    units = [call for call in called(made, "fully_shard") if call.arguments[0].name.endswith("mlp.experts")]
+    assert len(units) == 3
+    assert not any("replicate_params" in call.keywords for call in units)
+
+
+def test_blocks_follow_one_another_and_are_fetched_in_their_order() -> None:
+    """Embedding, layers by number, norm, head, and the whole; forwards from each to the next, and backwards."""
+    made = program(config_of(model=QWEN.replace("num_hidden_layers: 4", "num_hidden_layers: 12")), 2)
+    layers = [f"model.layers.{number}" for number in range(12)]
+    names = [call.arguments[0].name for call in called(made, "fully_shard")]
+    blocks = ["model.embed_tokens", *layers, "model.norm", "lm_head", ""]
+    assert [name for name in names if name in blocks] == blocks
+    ahead, back = (
+        {call.target.of.name: [module.name for module in call.arguments[0]] for call in called(made, method)}
+        for method in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch")
+    )
+    assert ahead["model.embed_tokens"] == ["model.layers.0"]
+    assert [ahead[layer][-1] for layer in layers] == [*layers[1:], "lm_head"]
+    assert ahead[layers[-1]][-2] == "model.norm"
+    assert back["lm_head"] == [layers[-1]]
+    assert [back[layer][-1] for layer in layers] == ["model.embed_tokens", *layers[:-1]]
+    assert all(f"{layer}.input_layernorm" in ahead[layer] for layer in layers)
 
 
 def test_the_head_stays_gathered_unless_always() -> None:
@@ -352,7 +405,9 @@ def test_plan_shows_the_calls_without_data(capsys: pytest.CaptureFixture[str], m
     path = str(next(path for path in SCENARIOS if path.stem == "4.4-2-uneven-stages"))
     assert main(["plan", path, "--world-size", "8", "--engine", "hyperparallel", "--rank", "5"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("# Ranks 4-7 call HyperParallel 1.0 like this; others: --rank 0.\n")
+    first, second = shown.splitlines()[:2]
+    assert first == "# ranks: 8 = pp 2 (2 chunks a rank) x dp_replicate 1 x dp_shard 1 x tp 4"
+    assert second == "# Ranks 4-7 call HyperParallel 1.0 like this; others: --rank 0."
     assert "# virtual stages 1, 3" in shown
     assert all(len(line) <= 120 for line in shown.splitlines())
     compile(shown, "calls", "exec")

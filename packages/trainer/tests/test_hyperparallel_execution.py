@@ -250,6 +250,11 @@ def test_scenario_runs_on_the_stand_in(path: Path, recorder: Recorder) -> None:
         )
         recorder.made.clear()
         execution.set_up()
+        views = {"data": mesh.views["dataloading"], "dense": mesh.views["dense"], "sparse": mesh.views["sparse"]}
+        for view, axes in views.items():
+            for axis in axes:
+                assert execution._values[view][axis].rank_list == mesh.group(axis, rank), (view, axis, rank)
+        assert execution._values["loss_mesh"].rank_list == mesh.group("loss", rank)
         for chunk in chunks:
             assert chunk.sharded_over == ranks_of(mesh, rank, ("dp_replicate", "fsdp"))
         experts = [args[0] for name, args, _ in recorder.made if name == "fully_shard" and is_experts(args[0], chunks)]
@@ -346,6 +351,12 @@ def test_a_framework_that_was_chosen_before_is_refused(recorder: Recorder, monke
     made = Program({"HYPER_PARALLEL_PLATFORM": "mindspore"}, (0,), (), (), ())
     with pytest.raises(UserError, match="HYPER_PARALLEL_PLATFORM is 'torch', and hyper_parallel has been imported"):
         Execution(made, [Part()])
+
+
+def test_without_hyperparallel_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hyper_parallel", None)
+    with pytest.raises(UserError, match=r"has to be installed.*build\.sh --multicore off"):
+        Execution(small(), [Part()])
 
 
 def test_a_name_that_does_not_exist_is_said() -> None:

@@ -14,7 +14,7 @@ from parallel_config import plan as plan_of
 from parallel_trainer.balance import ORDERS, attention_work
 from parallel_trainer.engines.choice import add_option, choose
 from parallel_trainer.errors import UserError
-from parallel_trainer.job import Job, prepare
+from parallel_trainer.job import Job, degrees, prepare
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -65,11 +65,12 @@ def _calls(config: TrainConfig, world_size: int, rank: int | None) -> Iterator[s
     from parallel_trainer.engines.hyperparallel.program import program  # builds the model, which needs MindSpore
     from parallel_trainer.engines.hyperparallel.render import lines
 
-    stages = plan_of(config, world_size).pp
+    plan = plan_of(config, world_size)
     _check_rank(rank, world_size)
-    made, alike = program(config, world_size, rank or 0), world_size // stages
+    made, alike = program(config, world_size, rank or 0), world_size // plan.pp
     first = (rank or 0) // alike * alike
-    if stages == 1:
+    yield f"# ranks: {world_size} = {degrees(plan)}"
+    if plan.pp == 1:
         yield f"# All {world_size} ranks call HyperParallel 1.0 like this."
     else:
         others = ", ".join(str(each) for each in range(0, world_size, alike) if each != first)

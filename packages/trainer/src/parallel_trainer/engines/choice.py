@@ -16,10 +16,10 @@ from parallel_trainer.errors import UserError
 
 VARIABLE = "PARALLEL_TRAIN_ENGINE"
 
-_INSTALL = (
-    "hyper_parallel is not installed, and PyPI does not have it. On a machine with Ascend NPUs and MindSpore 2.10: git "
-    "clone --branch r1.0.0 https://gitcode.com/mindspore/hyper-parallel.git, in it ./build.sh --multicore off --shmem "
-    "off --custom-ops off, then pip install the wheel that it names."
+INSTALL = (
+    "hyper_parallel has to be installed, and PyPI does not have it. On a machine with Ascend NPUs and MindSpore 2.10: "
+    "git clone --branch r1.0.0 https://gitcode.com/mindspore/hyper-parallel.git, in it ./build.sh --multicore off "
+    "--shmem off --custom-ops off, then pip install the wheel that it names."
 )
 _NO_MODEL = (
     "HyperParallel shards the parameters of a model's modules, and the models of this version declare weights without "
@@ -67,7 +67,7 @@ def train_natively(choice: Choice) -> None:
 
 
 def _refuse(choice: Choice) -> NoReturn:
-    problems = [] if find_spec("hyper_parallel") else [_INSTALL]
+    problems = [] if find_spec("hyper_parallel") else [INSTALL]
     raise UserError(
         f"{choice.where} cannot train; it can be shown (parallel-train plan FILE --engine hyperparallel --world-size "
         "RANKS). --engine native trains here.",

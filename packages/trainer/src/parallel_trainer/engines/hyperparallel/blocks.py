@@ -59,15 +59,18 @@ class Block:
         return (*names, *((CORE_ATTENTION,) if self.layer is not None else ()))
 
 
-def chunk_blocks(config: TrainConfig, plan: ParallelPlan, pp_rank: int) -> tuple[tuple[Block, ...], ...]:
-    """By chunk of a pipeline rank its blocks, in the order in which they run."""
-    model = build_model(config.model, kernels("cpu"))
-    stages = stage_units(model.units, plan.stage_layers)
-    own = [stage for stage, rank in enumerate(plan.stage_ranks) if rank == pp_rank]
-    return tuple(
-        tuple(_blocks([weight for unit in stages[stage] for weight in unit.weights], chunk))
-        for chunk, stage in enumerate(own)
-    )
+Chunks = tuple[tuple[Block, ...], ...]
+"""The chunks of a pipeline rank, each with its blocks in the order in which they run."""
+
+
+def rank_chunks(config: TrainConfig, plan: ParallelPlan) -> tuple[Chunks, ...]:
+    """The chunks of each pipeline rank."""
+    stages = stage_units(build_model(config.model, kernels("cpu")).units, plan.stage_layers)
+    found: list[list[tuple[Block, ...]]] = [[] for _ in range(plan.pp)]
+    for rank, units in zip(plan.stage_ranks, stages, strict=True):
+        weights = [weight for unit in units for weight in unit.weights]
+        found[rank].append(tuple(_blocks(weights, len(found[rank]))))
+    return tuple(map(tuple, found))
 
 
 def _blocks(weights: Sequence[Weight], chunk: int) -> Iterator[Block]:

@@ -17,10 +17,14 @@ class Name:
 
 @frozen
 class Use:
-    """What an earlier call returned under this name, or the caller provides; with axes, that part of a mesh."""
+    """What an earlier call returned under this name, or the caller provides; with axes, that part of a mesh.
+
+    owner: where it is called, the class in whose stead it is, a dotted name.
+    """
 
     name: str
     axes: tuple[str, ...] = ()
+    owner: str = field(default="", kw_only=True)
 
 
 @frozen
@@ -45,7 +49,7 @@ class Parameter:
 
 @frozen
 class Attribute:
-    """An attribute of a value, whose class is `owner`, a dotted name; a property, where it is not called."""
+    """An attribute of a value whose class is `owner`, a dotted name, or "" where it is not HyperParallel's."""
 
     of: Any
     name: str

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Name, parts
+from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Name, Use, parts
 from parallel_trainer.engines.hyperparallel.execute import imported
-from parallel_trainer.engines.hyperparallel.pipeline import STAGE
 
 
 def broken(calls: Iterable[Call]) -> tuple[str, ...]:
@@ -38,8 +37,8 @@ def _unfit(call: Call) -> Iterator[str]:
         path = f"{target.owner}.{target.name}"
         called = getattr(imported(Name(target.owner)), target.name)
         arguments = (None, *arguments)
-    elif "stage_index" in call.keywords:
-        path, called = STAGE, imported(Name(STAGE))
+    elif isinstance(target, Use) and target.owner:
+        path, called = target.owner, imported(Name(target.owner))
     else:
         return
     if path.startswith("builtins."):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from parallel_trainer.engines.choice import INSTALL
 from parallel_trainer.engines.hyperparallel.calls import (
     Attribute,
     Call,
@@ -25,14 +26,10 @@ from parallel_trainer.errors import UserError
 def imported(name: Name) -> Any:
     """What a name stands for. Raises ImportError, saying the part that does not exist."""
     module, _, attribute = name.path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except AttributeError:
-        raise ImportError(f"{module} has no {attribute}") from None
-    except ModuleNotFoundError as error:
-        if "." not in module or error.name != module:
-            raise
-        return getattr(imported(Name(module)), attribute)
+    found = importlib.import_module(module)
+    if not hasattr(found, attribute):
+        raise ImportError(f"{module} has no {attribute}")
+    return getattr(found, attribute)
 
 
 class Execution:
@@ -41,13 +38,18 @@ class Execution:
     chunks:    the rank's parts of the model, in the order of `program.chunks`.
     variables: what the step uses and no call makes: `batches`, an iterator of inputs by name, and `optimizer`.
 
-    Raises UserError where HyperParallel was imported for another framework, or a module that calls name is missing.
+    Raises UserError where HyperParallel is not installed or was imported for another framework, and where the model
+    lacks a module that calls name.
     """
 
     def __init__(self, program: Program, chunks: Sequence[Any], variables: Mapping[str, Any] | None = None) -> None:
         self._program = program
         self._values = dict(variables or {})
         _set_environment(program.environment)
+        try:
+            importlib.import_module("hyper_parallel")
+        except ImportError as error:
+            raise UserError(f"{error}: {INSTALL}") from error
         # Wrappers put themselves between a module and those inside it: everything is found before any is made.
         self._modules = _found(program, chunks)
 

@@ -35,7 +35,7 @@ def stages(plan: ParallelPlan, indices: Sequence[int]) -> Iterator[Call]:
     )
     for chunk, index in enumerate(indices):
         yield Call(
-            Use("Stage"),
+            Use("Stage", owner=STAGE),
             (),
             {
                 "submodule": Module("", chunk),

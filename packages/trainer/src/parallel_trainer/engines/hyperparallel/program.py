@@ -16,7 +16,7 @@ from parallel_trainer.engines.hyperparallel import (
     step,
     tensor_parallel,
 )
-from parallel_trainer.engines.hyperparallel.blocks import Block, chunk_blocks
+from parallel_trainer.engines.hyperparallel.blocks import Chunks, rank_chunks
 from parallel_trainer.engines.hyperparallel.calls import Call, Phase, Program
 from parallel_trainer.errors import UserError
 from parallel_trainer.models.config import model_config
@@ -26,8 +26,8 @@ ENVIRONMENT = {"HYPER_PARALLEL_PLATFORM": "mindspore"}
 """HyperParallel chooses its framework when it is first imported, and never again."""
 
 
-def check(config: TrainConfig, world_size: int) -> ParallelPlan:
-    """The plan, if all of it can be said in calls; no data is looked at.
+def check(config: TrainConfig, world_size: int) -> tuple[ParallelPlan, tuple[Chunks, ...]]:
+    """The plan and the chunks of each pipeline rank, if all of it can be said in calls; no data is looked at.
 
     Raises ConfigError for a file that breaks a rule, one UserError with all that cannot be mapped.
     """
@@ -36,19 +36,20 @@ def check(config: TrainConfig, world_size: int) -> ParallelPlan:
         raise UserError("HyperParallel splits work over ranks, and there is 1: use --world-size 2 or more.")
     model_config(config.model)
     found = [*refused_here(config), *refusals.unmapped(config, made)]
+    chunks: tuple[Chunks, ...] = ()
     if not found:
-        blocks = [block for rank in range(made.pp) for chunk in chunk_blocks(config, made, rank) for block in chunk]
-        found = list(refusals.unsplittable(config, made, blocks))
+        chunks = rank_chunks(config, made)
+        found = list(refusals.unsplittable(config, made, [block for of in chunks for chunk in of for block in chunk]))
     if found:
         raise UserError("HyperParallel cannot be given this file:", [str(problem) for problem in found])
-    return made
+    return made, chunks
 
 
 def program(config: TrainConfig, world_size: int, rank: int = 0) -> Program:
     """What rank `rank` of `world_size` calls. Raises as `check` does."""
-    made = check(config, world_size)
+    made, every_chunk = check(config, world_size)
     pp_rank = rank // (world_size // made.pp)
-    chunks = chunk_blocks(config, made, pp_rank)
+    chunks = every_chunk[pp_rank]
     indices = tuple(stage for stage, at in enumerate(made.stage_ranks) if at == pp_rank)
     every_block = [block for chunk in chunks for block in chunk]
     return Program(
@@ -63,9 +64,7 @@ def program(config: TrainConfig, world_size: int, rank: int = 0) -> Program:
     )
 
 
-def _setup(
-    config: TrainConfig, plan: ParallelPlan, chunks: tuple[tuple[Block, ...], ...], indices: tuple[int, ...]
-) -> Iterator[Phase]:
+def _setup(config: TrainConfig, plan: ParallelPlan, chunks: Chunks, indices: tuple[int, ...]) -> Iterator[Phase]:
     yield from _phase("start", mesh.start())
     yield from _phase("meshes", mesh.meshes(plan))
     blocks = [block for chunk in chunks for block in chunk]
@@ -89,7 +88,7 @@ def _setup(
         yield from _phase("schedule", pipeline.schedule(sizes, plan, len(chunks), overlap_b_f=overlap))
 
 
-def _sharding(config: TrainConfig, plan: ParallelPlan, chunks: tuple[tuple[Block, ...], ...]) -> Iterator[Phase]:
+def _sharding(config: TrainConfig, plan: ParallelPlan, chunks: Chunks) -> Iterator[Phase]:
     title = f"shards over {plan.fsdp}" + (f", {plan.dp_replicate} replicas" if plan.dp_replicate > 1 else "")
     calls = list(fully_shard.policies(config))
     summed: list[Call] = []
