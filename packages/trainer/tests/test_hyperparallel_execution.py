@@ -77,7 +77,7 @@ class HSDPModule:
 
 
 class Stage:
-    """A pipeline stage whose last one sends 1 back for each micro-batch."""
+    """A pipeline stage."""
 
     def __init__(
         self, submodule, stage_index, stage_num, device=None, group=None, src_stage=None, dst_stage=None,
@@ -90,9 +90,6 @@ class Stage:
             group,
             mesh,
         )
-
-    def get_last_stage_sens(self, last_stage_outputs):
-        return [1.0 for _ in last_stage_outputs]
 
     def _get_layout_rank_list(self, layout, sender_rank=None):
         return ("whole stage",)
@@ -369,7 +366,11 @@ def test_a_name_that_does_not_exist_is_said() -> None:
 def test_last_stage_sends_back_the_scale_and_finds_tp(recorder: Recorder) -> None:
     tp = DeviceMesh(np.array([4, 5]), ("tp",))
     stage = runtime.scaled_stage(Stage, loss_scale=0.25, tp=tp)(submodule=None, stage_index=0, stage_num=2)
-    assert stage.get_last_stage_sens([7, 8]) == [0.25, 0.25]
+    loss = Tensor(np.array(7, np.float32))
+    alone = stage.get_last_stage_sens(loss)
+    assert (alone.shape, float(alone)) == ((), 0.25)
+    whole = Part(to_local=lambda: loss)  # on both ranks of tp: its own seed would be 1/2
+    assert [float(seed) for seed in stage.get_last_stage_sens([loss, whole])] == [0.25, 0.25]
     assert stage._get_layout_rank_list(Part(alias_name=("tp",))) == (4, 5)
     assert stage._get_layout_rank_list(Part(alias_name=("fsdp", "tp"))) == ("whole stage",)
 

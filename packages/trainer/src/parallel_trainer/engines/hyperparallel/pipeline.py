@@ -31,7 +31,7 @@ def stages(plan: ParallelPlan, indices: Sequence[int]) -> Iterator[Call]:
         (Name(STAGE),),
         {"loss_scale": seed(plan), "tp": TP if plan.tp > 1 else None},
         result="Stage",
-        why="the last stage's own seed is 1, and it cannot find tp in a mesh made from a flat world",
+        why="its own seed would divide by the copies of a loss again, and it finds no tp in views of a flat world",
     )
     for chunk, index in enumerate(indices):
         yield Call(

@@ -7,14 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, mint
+from mindspore import Tensor, mint, ops
 
 from parallel_trainer.engines.hyperparallel.calls import Name
 from parallel_trainer.engines.hyperparallel.execute import imported
 
 
 def scaled_stage(stage: Any, *, loss_scale: float, tp: Any = None) -> Any:
-    """A pipeline stage whose loss goes back multiplied by `loss_scale`.
+    """A pipeline stage whose loss goes back multiplied by `loss_scale`, from every rank that has it.
+
+    The stage's own seed is 1, but for a loss that several ranks have whole 1 over their number: `loss_scale` counts
+    these ranks already.
 
     tp: the mesh of tensor parallelism, where there is one. A stage looks for the ranks of a tensor that it receives
         in the root of its mesh, and a world that was cut into views has no axis called tp.
@@ -22,14 +25,16 @@ def scaled_stage(stage: Any, *, loss_scale: float, tp: Any = None) -> Any:
 
     class ScaledStage(stage):
         def get_last_stage_sens(self, last_stage_outputs: Any) -> Any:
-            seeds = super().get_last_stage_sens(last_stage_outputs)
-            return [seed * loss_scale for seed in seeds] if isinstance(seeds, list) else seeds * loss_scale
+            several = isinstance(last_stage_outputs, (list, tuple))
+            outputs = last_stage_outputs if several else [last_stage_outputs]
+            seeds = [ops.full_like(_local(output), loss_scale) for output in outputs]
+            return seeds if several else seeds[0]
 
-        def _get_layout_rank_list(self, layout: Any, sender_rank: int | None = None) -> Any:
+        def _get_layout_rank_list(self, layout: Any, *sender: Any) -> Any:
             axes = [name for name in getattr(layout, "alias_name", ()) or () if name != "pp"]
             if tp is not None and axes == ["tp"]:
                 return tuple(tp.rank_list)
-            return super()._get_layout_rank_list(layout, sender_rank)
+            return super()._get_layout_rank_list(layout, *sender)
 
     return ScaledStage
 
@@ -74,4 +79,9 @@ def _gradients(chunks: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
             if gradient is None:
                 gradient = getattr(parameter, "grad", None)
             if gradient is not None:
-                yield name, gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                yield name, _local(gradient)
+
+
+def _local(tensor: Any) -> Any:
+    """This rank's part of a tensor that may be distributed."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
