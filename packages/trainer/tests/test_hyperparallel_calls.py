@@ -50,7 +50,10 @@ LINES: dict[str, list[str]] = {
         "# actual_seq_len has to end with its total twice",
     ],
     "3.5-b-ulysses": ["context_parallel = ContextParallel(seq_dim=2, head_dim=1, ulysses_degree=4)", "range(3)"],
-    "3.5-c-hybrid": ["context_parallel = ContextParallel(seq_dim=2, head_dim=1, ulysses_degree=2)"],
+    "3.5-c-hybrid": [
+        "# hybrid: heads are exchanged among 2 neighbours, keys and values are gathered from 2 ranks",
+        "context_parallel = ContextParallel(seq_dim=2, head_dim=1, ulysses_degree=2)",
+    ],
     "4.4-1-even-stages": [
         "schedule = ScheduleInterleaved1F1B(",
         "    overlap_p2p=True,",

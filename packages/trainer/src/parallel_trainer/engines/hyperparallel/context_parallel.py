@@ -24,15 +24,16 @@ def dimensions(plan: ParallelPlan, *, packed: bool) -> dict[str, int]:
 
 def attend_across_ranks(plan: ParallelPlan, blocks: Sequence[Block], *, packed: bool) -> Iterator[Call]:
     """One style for all layers, given to the core of each one's attention."""
-    asynchronous = plan.context_parallel_async
+    asynchronous, gathered = plan.context_parallel_async, plan.cp // plan.ulysses_degree
+    exchanged = [f"heads are exchanged among {plan.ulysses_degree} neighbours"] if plan.ulysses_degree > 1 else []
+    exchanged += [f"keys and values are gathered from {gathered} ranks"] if gathered > 1 else []
     style = "async_context_parallel.AsyncContextParallel" if asynchronous else "context_parallel.ContextParallel"
     yield Call(
         Name(f"{_STYLES}.{style}"),
         (),
         dimensions(plan, packed=packed) | {"ulysses_degree": plan.ulysses_degree},
         result="context_parallel",
-        why=f"{plan.context_parallel_method}: heads are exchanged among {plan.ulysses_degree} neighbours, keys and "
-        f"values gathered over {plan.cp // plan.ulysses_degree}",
+        why=f"{plan.context_parallel_method}: {', '.join(exchanged)}",
     )
     for block in blocks:
         if block.layer is None:
