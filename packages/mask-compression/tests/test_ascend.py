@@ -11,6 +11,7 @@ from mask_compression.ascend import (
     FlashAttentionArguments,
     batch_arguments,
     compressed_attn_mask,
+    kernel_calls,
     packed_arguments,
 )
 from mask_oracle import Bools, batches, square
@@ -260,8 +261,63 @@ def test_a_batch_cut_after_flattening_as_the_reference_does() -> None:
 def test_keywords_of_both_frameworks() -> None:
     arguments = packed_arguments(from_lengths([3, 5]), (4, 8))
     common = {"sparse_mode": 3, "actual_seq_qlen": (0, 4), "actual_seq_kvlen": (3, 8)}
-    assert arguments.mindspore() == common | {"pre_tokens": 2**31 - 1, "next_tokens": 2**31 - 1}
-    assert arguments.torch_npu() == common | {"pre_tockens": 2**31 - 1, "next_tockens": 2**31 - 1}
+    assert arguments.mindspore() == common | {"pre_tokens": 2**31 - 1, "next_tokens": 0}
+    assert arguments.torch_npu() == common | {"pre_tockens": 2**31 - 1, "next_tockens": 0}
+
+
+@given(pieces(), st.integers(0, 3))
+@settings(deadline=None)
+def test_merged_entries_see_the_same(case: tuple[list[list[int]], tuple[int, int]], spare: int) -> None:
+    rows, piece = case
+    expected = side_by_side([square(row)[slice(*piece)] for row in rows])
+    whole = packed_arguments(from_lengths(rows), piece)
+    merged = packed_arguments(from_lengths(rows), piece, width=len(whole.actual_seq_qlen or ()) + spare).merged()
+    np.testing.assert_array_equal(packed_kernel(merged, *expected.shape), expected)
+    queries, keys = (np.diff(ends or (), prepend=0) for ends in (merged.actual_seq_qlen, merged.actual_seq_kvlen))
+    assert (keys > 0).all()
+    assert ((queries[1:] > 0) | (queries[:-1] > 0)).all()
+
+
+def test_arguments_without_lists_have_nothing_to_merge() -> None:
+    arguments = batch_arguments(causal(8), (0, 4))
+    assert arguments.merged() is arguments
+
+
+def test_merged_entries_of_documents_before_and_behind_a_piece() -> None:
+    mask = from_lengths([2, 1, 1, 4, 3, 3, 2])
+    arguments = packed_arguments(mask, (6, 9))
+    assert arguments.actual_seq_qlen == (0, 0, 0, 2, 3, 3, 3)
+    assert arguments.actual_seq_kvlen == (2, 3, 4, 8, 9, 9, 16)
+    merged = arguments.merged()
+    assert (merged.actual_seq_qlen, merged.actual_seq_kvlen) == ((0, 2, 3, 3), (4, 8, 9, 16))
+
+
+@pytest.mark.parametrize("lengths", [[16], [5, 4, 7]])
+@pytest.mark.parametrize(
+    ("queries", "expected"),
+    [
+        (None, [(0, 16)]),
+        (((4, 8),), [(4, 8)]),
+        (((2, 4), (12, 14)), [(2, 4), (12, 14)]),
+        (((12, 14), (4, 6), (2, 4)), [(2, 6), (12, 14)]),
+        (((0, 2), (14, 16), (2, 8), (8, 14)), [(0, 16)]),
+    ],
+)
+def test_each_piece_of_the_queries_is_one_call(
+    lengths: list[int], queries: tuple[tuple[int, int], ...] | None, expected: list[tuple[int, int]]
+) -> None:
+    mask = from_lengths([lengths] * 2)
+    calls = kernel_calls(mask, queries)
+    assert [call.queries for call in calls] == expected
+    for call in calls:
+        part = square(lengths)[slice(*call.queries)]
+        if len(lengths) == 1:
+            assert call.layout == "BSND"
+            np.testing.assert_array_equal(band_kernel(call.arguments, *part.shape), part)
+        else:
+            assert call.layout == "TND"
+            both = side_by_side([part, part])
+            np.testing.assert_array_equal(packed_kernel(call.arguments, *both.shape), both)
 
 
 def test_compressed_attn_mask_blocks_what_lies_above_the_diagonal() -> None:
@@ -280,6 +336,10 @@ def test_refusals() -> None:
         packed_arguments(mask, (0, 4), width=2)
     with pytest.raises(ValueError, match="width = 0 must be at least 1"):
         packed_arguments(mask, width=0)
+    with pytest.raises(ValueError, match=r"queries \(3, 6\) overlap those before, which end at 4"):
+        kernel_calls(causal(8), ((3, 6), (0, 4)))
+    with pytest.raises(ValueError, match=r"queries = \(4, 9\) must be a piece of a row"):
+        kernel_calls(causal(8), ((4, 9),))
     for refuse in (packed_arguments, batch_arguments):
         with pytest.raises(ValueError, match=r"queries = \(4, 9\) must be a piece of a row: .* seq_length = 8"):
             refuse(causal(8), (4, 9))
