@@ -20,10 +20,14 @@ def kernels(device: str) -> Kernels:
 
     Raises ValueError for a device that has none.
     """
-    if device != "cpu":
-        raise ValueError(
-            f"kernels: device {device!r} has no kernel set; one of the known sets has to be named; use 'cpu'"
-        )
-    from parallel_trainer.kernels import cpu
+    if device == "cpu":
+        from parallel_trainer.kernels import cpu
 
-    return cpu
+        return cpu
+    if device == "ascend":
+        from parallel_trainer.kernels import ascend
+
+        return ascend
+    raise ValueError(
+        f"kernels: device {device!r} has no kernel set; one of the known sets has to be named; use 'cpu' or 'ascend'"
+    )

@@ -9,20 +9,7 @@ from device_mesh import Communicator, connect
 from mindspore import Tensor
 from mindspore.common import _Function
 
-from parallel_trainer.batch import IGNORED_LABEL, token_weights
-
-
-def _checked_weights(labels: np.ndarray, loss_mask: np.ndarray | None, vocab_size: int) -> np.ndarray:
-    """How much the loss of each token counts, float64 (N,). Raises ValueError for a label of no token."""
-    weights = token_weights(labels, loss_mask)
-    wrong = labels[(weights != 0) & ((labels < 0) | (labels >= vocab_size))]
-    if wrong.size:
-        raise ValueError(
-            f"cross_entropy_sum: {wrong.size} of {labels.size} labels are outside the vocabulary, the first "
-            f"is {wrong[0]}; a label that counts has to be 0 to {vocab_size - 1} for vocab_size "
-            f"{vocab_size}; use {IGNORED_LABEL} or a loss_mask of 0 for tokens that do not count"
-        )
-    return weights
+from parallel_trainer.kernels.checks import label_weights
 
 
 class _CrossEntropySum(_Function):
@@ -38,7 +25,7 @@ class _CrossEntropySum(_Function):
     ) -> Tensor:
         logits_rows = logits.asnumpy().reshape(-1, logits.shape[-1])
         label_of_row = np.asarray(labels).reshape(-1)
-        weights = _checked_weights(label_of_row, loss_mask, vocab_size)
+        weights = label_weights(label_of_row, loss_mask, vocab_size)
         columns = label_of_row - first
         # Rows that count and whose label is among these columns.
         rows = np.flatnonzero((weights != 0) & (columns >= 0) & (columns < logits_rows.shape[1]))

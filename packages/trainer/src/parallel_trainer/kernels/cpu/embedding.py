@@ -8,18 +8,14 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.common import _Function
 
+from parallel_trainer.kernels.checks import check_ids
+
 
 class _Embedding(_Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, first: int, vocab_size: int) -> Tensor:
         table, chosen = weight.asnumpy(), ids.asnumpy()
-        if chosen.size and not (chosen.min() >= 0 and chosen.max() < vocab_size):
-            wrong = chosen[(chosen < 0) | (chosen >= vocab_size)]
-            raise ValueError(
-                f"embedding: {wrong.size} of {chosen.size} token ids are outside the vocabulary, the first "
-                f"is {wrong[0]}; ids have to be 0 to {vocab_size - 1} for vocab_size {vocab_size}; "
-                f"use the tokenizer that belongs to the model or a vocab_size of at least {chosen.max() + 1}"
-            )
+        check_ids(chosen, vocab_size)
         rows = chosen.reshape(-1) - first
         ctx.places = np.flatnonzero((rows >= 0) & (rows < len(table)))
         ctx.ids, ctx.weight_shape = rows[ctx.places], table.shape

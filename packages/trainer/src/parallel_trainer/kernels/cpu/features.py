@@ -9,6 +9,8 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.common import _Function
 
+from parallel_trainer.kernels.checks import check_sizes
+
 
 class _Split(_Function):
     @staticmethod
@@ -24,8 +26,7 @@ class _Split(_Function):
 
 def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """See `Kernels.split`."""
-    if sum(sizes) != x.shape[-1]:
-        raise ValueError(f"split: sizes {tuple(sizes)} add up to {sum(sizes)}; they have to add up to {x.shape[-1]}")
+    check_sizes(sizes, x.shape[-1])
     return _Split.apply(x, tuple(sizes))
 
 

@@ -14,6 +14,7 @@ from mindspore import Tensor
 from mindspore.common import _Function
 
 from parallel_trainer.kernels import later
+from parallel_trainer.kernels.checks import check_counts
 from parallel_trainer.kernels.cpu.swiglu import gated, gated_gradient, sigmoid
 
 
@@ -73,9 +74,5 @@ def _products(dy: Tensor, x: Tensor, counts: np.ndarray) -> np.ndarray:
 
 def grouped_mlp(rows: Tensor, counts: np.ndarray, gate_up: Tensor, down: Tensor) -> Tensor:
     """See `Kernels.grouped_mlp`."""
-    if len(counts) != len(gate_up) or counts.sum() != len(rows) or (counts < 0).any():
-        raise ValueError(
-            f"grouped_mlp: counts {counts.tolist()} for {len(gate_up)} experts and {len(rows)} rows: there has to be "
-            "one number, 0 or more, for each expert, and they have to add up to the rows"
-        )
+    check_counts(counts, len(gate_up), len(rows))
     return _GroupedMLP.apply(rows, counts, gate_up, down)

@@ -9,6 +9,8 @@ from attrs import field, frozen
 from mindspore import Tensor
 from mindspore.common import _Function
 
+from parallel_trainer.kernels.checks import check_pairs
+
 
 @frozen(eq=False)
 class RotaryTable:
@@ -69,9 +71,5 @@ class _Rotary(_Function):
 
 def rotary(x: Tensor, table: RotaryTable, *, interleaved: bool = False) -> Tensor:
     """See `Kernels.rotary`."""
-    if 2 * table.cos.shape[-1] > x.shape[-1]:
-        raise ValueError(
-            f"rotary: a table of {table.cos.shape[-1]} frequencies turns {2 * table.cos.shape[-1]} dimensions, and "
-            f"heads have {x.shape[-1]}; use at most {x.shape[-1] // 2} frequencies"
-        )
+    check_pairs(table.cos.shape[-1], x.shape[-1])
     return _Rotary.apply(x, table, interleaved)
