@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,16 +36,21 @@ class AscendOperators:
     """The operators, and the arguments of every call by name, in order.
 
     attends: False leaves out the arithmetic of attention, for tests of what it is told: it returns its queries.
+    exact:   attention takes float32 and float64 as well, and the kernel does not round them, so that the gradients of
+        what is around it can be compared closely.
     """
 
-    def __init__(self, *, attends: bool = True) -> None:
+    def __init__(self, *, attends: bool = True, exact: bool = False) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self._attends = attends
+        self._exact = exact
 
     def install(self, monkeypatch: Any) -> None:
         """Put them where the kernels look the operators up."""
-        from parallel_trainer.kernels.ascend import operators
+        from parallel_trainer.kernels.ascend import attention, operators
 
+        if self._exact:
+            monkeypatch.setattr(sys.modules[attention.__module__], "half", lambda x: x)
         for name in SIGNATURES:
             monkeypatch.setattr(operators, name, functools.partial(self._call, name, globals()[f"_{name}"]))
 
@@ -53,6 +59,7 @@ class AscendOperators:
         bound.apply_defaults()
         self.calls.append((name, dict(bound.arguments)))
         if name == "flash_attention_score":
+            assert bound.arguments["query"].dtype in (EXACT if self._exact else HALVES)
             _check_flash_attention_score(**bound.arguments)
             if not self._attends:
                 return bound.arguments["query"]
@@ -68,6 +75,11 @@ def number(value: float, x: Tensor) -> Tensor:
     return Tensor(value, x.dtype)
 
 
+def wide(x: Tensor) -> Tensor:
+    """float32 for halves."""
+    return x.astype(ms.float32) if x.dtype in HALVES else x
+
+
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     """The first and the second half of the last dimension."""
     size = x.shape[-1] // 2
@@ -79,9 +91,9 @@ def _rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]
     assert x.dtype in EXACT
     assert isinstance(epsilon, float)
     assert 0 < epsilon <= 1
-    wide, weight = (y.astype(ms.float32) if y.dtype in HALVES else y for y in (x, gamma))
-    reciprocal = mint.rsqrt(mint.mean(wide * wide, -1, True) + number(epsilon, wide))
-    return (wide * reciprocal * weight).astype(x.dtype), reciprocal
+    values = wide(x)
+    reciprocal = mint.rsqrt(mint.mean(values * values, -1, True) + number(epsilon, values))
+    return (values * reciprocal * wide(gamma)).astype(x.dtype), reciprocal
 
 
 def _swiglu(input: Tensor, dim: int) -> Tensor:
@@ -202,7 +214,6 @@ def _check_flash_attention_score(
     **unused: Any,
 ) -> None:
     assert query.dtype == key.dtype == value.dtype
-    assert query.dtype in HALVES
     assert not {name for name, given in unused.items() if given}
     assert keep_prob == 1.0
     assert isinstance(scalar_value, float)
@@ -252,10 +263,10 @@ def _flash_attention_score(
         actual_seq_qlen=actual_seq_qlen,
         actual_seq_kvlen=actual_seq_kvlen,
     )
-    q, k, v = (mint.permute(x.astype(ms.float32), (0, 2, 1, 3)) for x in (query, key, value))
+    q, k, v = (mint.permute(wide(x), (0, 2, 1, 3)) for x in (query, key, value))
     of_heads = [head // (heads // kv_heads) for head in range(heads)]
     k, v = (mint.cat([x[:, head : head + 1] for head in of_heads], 1) for x in (k, v))
     scores = ops.BatchMatMul(transpose_b=True)(q, k) * number(scalar_value, q)
-    weights = mint.softmax(scores + Tensor(np.where(visible, 0, -1e30).astype(np.float32)), -1)
+    weights = mint.softmax(scores + Tensor(np.where(visible, 0, -1e30), q.dtype), -1)
     out = mint.permute(ops.BatchMatMul()(weights, v), (0, 2, 1, 3)).astype(query.dtype)
     return out.reshape(out.shape[1:]) if packed else out

@@ -28,10 +28,10 @@ TOLERANCE = {"float16": 1e-2, "float32": 2e-5, "float64": 1e-12}
 ATTENTION_TOLERANCE = TOLERANCE | {"float32": 2e-2}
 
 
-def kernel_set(name: str, monkeypatch: Any) -> Kernels:
-    """The kernels, with operators in place that this machine can run."""
+def kernel_set(name: str, monkeypatch: Any, *, exact: bool = False) -> Kernels:
+    """The kernels, with operators in place that this machine can run; `exact` where these do not round to halves."""
     if name == "ascend" and not ON_NPU:
-        AscendOperators().install(monkeypatch)
+        AscendOperators(exact=exact).install(monkeypatch)
     return kernels(name)
 
 

@@ -10,7 +10,7 @@ import pytest
 from kernel_contract import SETS, kernel_set
 from mask_compression import causal, from_lengths
 from mindspore import Tensor, mint, nn, ops
-from parallel_trainer.kernels import kernels
+from parallel_trainer.kernels import kernels, later
 
 IDS = np.array([[3, 1, 3], [0, 3, 1]], np.int32)
 LABELS = np.array([[0, 4, -100], [2, 2, 1]])
@@ -72,6 +72,7 @@ def cases(kernel_set):
     }
 
 
+ON_A_CPU = pytest.mark.skipif("cpu" not in SETS, reason="float64 is for a CPU: run this on a machine without an NPU")
 CPU = kernels("cpu")
 CASES = cases(CPU)
 IN_HALVES = {name for name in CASES if name.startswith("attention")}
@@ -110,7 +111,7 @@ def output_gradient(function, arrays):
     return np.random.default_rng(8).standard_normal(function(*map(Tensor, arrays)).shape)
 
 
-@pytest.mark.skipif("cpu" not in SETS, reason="float64 is for a CPU: run this on a machine without an NPU")
+@ON_A_CPU
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_central_differences(name):
     function, shapes = CASES[name]
@@ -161,7 +162,7 @@ LARGE = {
 }
 
 
-@pytest.mark.skipif("cpu" not in SETS, reason="float64 is for a CPU: run this on a machine without an NPU")
+@ON_A_CPU
 @pytest.mark.parametrize("name", PLAIN)
 def test_gradients_are_those_of_plain_operators(name):
     arrays = inputs(LARGE[name])
@@ -175,7 +176,7 @@ def check_narrow_gradients(narrow_cases, name, dtype, *, rtol, atol):
     function, shapes = CASES[name]
     arrays = inputs(shapes)
     dy = output_gradient(function, arrays)
-    of_loss = np.float32 if not dy.shape else dtype
+    of_loss = np.promote_types(dtype, np.float32) if not dy.shape else dtype
     narrow = gradients(narrow_cases[name][0], [array.astype(dtype) for array in arrays], dy.astype(of_loss))
     for mine, wide in zip(narrow, gradients(function, arrays, dy), strict=True):
         assert mine.dtype == dtype
@@ -190,9 +191,35 @@ def test_float32_gradients_are_float32_and_near_those_of_float64(name, sets_case
     check_narrow_gradients(narrow_cases, name, np.float32, rtol=rtol, atol=atol)
 
 
+@ON_A_CPU
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_on_ascend_are_those_on_a_cpu_where_nothing_is_rounded(name, monkeypatch):
+    check_narrow_gradients(cases(kernel_set("ascend", monkeypatch, exact=True)), name, np.float64, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_float16_gradients_on_ascend_are_float16_and_near_those_of_float64(name, monkeypatch):
     check_narrow_gradients(cases(kernel_set("ascend", monkeypatch)), name, np.float16, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_bias", "grouped_mlp"])
+def test_products_that_are_put_off_are_the_gradients(name, sets_cases):
+    function, shapes = sets_cases[0][name]
+    tensors = [Tensor(array.astype(np.float32)) for array in inputs(shapes)]
+    dy = Tensor(output_gradient(function, [tensor.asnumpy() for tensor in tensors]).astype(np.float32))
+    derivative = ops.GradOperation(get_all=True, sens_param=True)
+    expected = derivative(Calls(function))(*tensors, dy)
+    with later.put_off() as products:
+        at_once = derivative(Calls(function))(*tensors, dy)
+    left = [weight for weight in tensors if products.of(weight)]
+    assert len(products) == len(left) == (2 if name == "grouped_mlp" else 1)
+    for tensor, whole, found in zip(tensors, expected, at_once, strict=True):
+        if products.of(tensor):
+            assert not found.asnumpy().any()
+            (product,) = products.of(tensor)
+            np.testing.assert_allclose(product(), whole.asnumpy(), rtol=1e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(found.asnumpy(), whole.asnumpy())
 
 
 def test_tokens_that_do_not_count_have_gradient_zero(sets_cases):

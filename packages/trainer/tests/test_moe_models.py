@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attrs import evolve
+from kernel_contract import SETS, kernel_set
 from parallel_trainer.batch import MicroBatch, look_ahead
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models.config import DeepseekV3Config, Qwen3MoeConfig
@@ -61,9 +62,10 @@ QWEN = Qwen3MoeConfig(
 ROWS, TOKENS = 2, 9
 
 
-def model_and_weights(config):
+def model_and_weights(config, kernel_set=None):
     """With weights large enough that every part of the model matters, and biases that change what is chosen."""
-    model = (DeepseekV3 if isinstance(config, DeepseekV3Config) else Qwen3)(config, kernels("cpu"))
+    kernel_set = kernel_set or kernels("cpu")
+    model = (DeepseekV3 if isinstance(config, DeepseekV3Config) else Qwen3)(config, kernel_set)
     generator = np.random.default_rng(3)
     weights = {
         name: value + 0.4 * generator.standard_normal(value.shape)
@@ -342,3 +344,15 @@ def test_each_layer_with_experts_is_balanced_where_the_file_asks_for_it():
     for of_layer in probabilities:
         np.testing.assert_allclose(of_layer.sum(axis=1), np.ones(ROWS * TOKENS), rtol=1e-14)
     assert [of_layer.shape for of_layer in ids] == [(ROWS * TOKENS, 4)] * 2
+
+
+@pytest.mark.skipif("cpu" not in SETS, reason="float64 is for a CPU: run this on a machine without an NPU")
+@pytest.mark.parametrize("config", [QWEN, DEEPSEEK, PLAIN], ids=["qwen3_moe", "deepseek_v3", "deepseek_v3 plain"])
+def test_the_kernels_of_ascend_make_the_same_model(config, monkeypatch):
+    model, weights = model_and_weights(config)
+    on_ascend, _ = model_and_weights(config, kernel_set("ascend", monkeypatch, exact=True))
+    (loss, gradients), (other, others) = (loss_and_gradients(made, weights, batch()) for made in (model, on_ascend))
+    np.testing.assert_allclose(other, loss, rtol=1e-11)
+    assert others.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(others[name], gradient, rtol=1e-9, atol=1e-11, err_msg=name)

@@ -7,14 +7,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import mindspore as ms
 import numpy as np
 import pytest
 from device_mesh import Communicator, connect
+from kernel_contract import kernel_set
 from mindspore import Tensor, mint, ops
 from mindspore.common import _Function
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels, later
+from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.config import Qwen3Config
 from parallel_trainer.models.qwen3 import Qwen3
 from parallel_trainer.models.single import initial_weights, loss_and_gradients
@@ -23,7 +24,6 @@ from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.fully_shard import ShardedWeights
 from parallel_trainer.parallel.weights import Normal, Weight
 
-ms.set_device("CPU")
 ONE = np.array([1.0])
 MICRO_BATCHES = 3
 
@@ -35,7 +35,7 @@ def sharded(units: list[Unit]) -> ShardedWeights:
     return ShardedWeights(declared, communicators=groups, dtype=np.dtype(np.float64), seed=0)
 
 
-def qwen3(*, tied: bool) -> Qwen3:
+def qwen3(*, tied: bool, kernel_set: Kernels | None = None) -> Qwen3:
     config = Qwen3Config(
         vocab_size=11,
         hidden_size=8,
@@ -47,7 +47,7 @@ def qwen3(*, tied: bool) -> Qwen3:
         attention_bias=True,
         tie_word_embeddings=tied,
     )
-    return Qwen3(config, kernels("cpu"))
+    return Qwen3(config, kernel_set or kernels("cpu"))
 
 
 def batches() -> list[MicroBatch]:
@@ -71,11 +71,15 @@ def is_product(name: str) -> bool:
     return name.endswith("weight") and "norm" not in name and "embed" not in name
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("reshard", [True, False])
-def test_halves_add_up_to_the_backward_and_products_are_in_the_second(tied: bool, reshard: bool) -> None:
-    model = qwen3(tied=tied)
-    expected = whole_gradients(model)
+@pytest.mark.parametrize(
+    ("tied", "reshard", "device"),
+    [(tied, reshard, "cpu") for tied in (True, False) for reshard in (True, False)] + [(True, True, "ascend")],
+)
+def test_halves_add_up_to_the_backward_and_products_are_in_the_second(
+    tied: bool, reshard: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = qwen3(tied=tied, kernel_set=kernel_set(device, monkeypatch, exact=True))
+    expected = whole_gradients(qwen3(tied=tied))
     weights = sharded(list(model.units))
     chunk = Chunk(model.units, weights, reshard_after_forward=reshard)
     tapes = [chunk.forward(Tensor(batch.input_ids), batch)[1] for batch in batches()]

@@ -1,9 +1,9 @@
 """What a kernel set has to offer: one signature per computation, with shapes and dtypes.
 
 Letters: B rows (sequences), S tokens of a row, V vocabulary, D size of one head, `...` any dimensions.
-Tensors are float32 or float64, all of one call alike, and results have their dtype. Every kernel that takes
-tensors is differentiable in them. What comes from the data pipeline (labels, masks, positions) stays on the
-host as NumPy arrays.
+Tensors are float32 or float64 on a CPU and bfloat16, float16 or float32 on Ascend, all of one call alike. Results have
+their dtype, but a loss is never narrower than float32. Every kernel that takes tensors is differentiable in them. What
+comes from the data pipeline (labels, masks, positions) stays on the host as NumPy arrays.
 
 The weight gradients of the linear kernels and of `grouped_mlp` are products that a backward can leave for later
 (`later.py`): a weight that a unit gives to one of them goes nowhere else in that unit.
