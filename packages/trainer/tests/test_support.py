@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from parallel_config import ConfigError, ConfigWarning, loads
 from parallel_trainer.errors import UserError
-from parallel_trainer.precision import compute_dtype
+from parallel_trainer.precision import MixedPrecision, ascend_precision, compute_dtype
 from parallel_trainer.support import fields_without_effect, refusals
 
 MODEL = """
@@ -129,3 +129,30 @@ def test_type_a_cpu_computes_in(params: str, compute: str, expected: type, noted
 def test_type_that_does_not_exist() -> None:
     with pytest.raises((UserError, ConfigError), match=r"compute_dtype.*float8"):
         compute_dtype(loads(MODEL + "  compute_dtype: float8\n"))
+
+
+@pytest.mark.parametrize(
+    ("params", "compute", "noted"),
+    [("float32", "bfloat16", False), ("bfloat16", "bfloat16", True), ("float32", "float32", False)],
+)
+def test_types_on_ascend(params: str, compute: str, noted: bool) -> None:
+    config = loads(MODEL + f"  params_dtype: {params}\n  compute_dtype: {compute}\n")
+    precision, note = ascend_precision(config)
+    assert precision == MixedPrecision(param_dtype=compute, reduce_dtype="float32")
+    assert (note is not None) is noted
+
+
+def test_types_on_ascend_that_are_left_out_are_the_references() -> None:
+    assert ascend_precision(loads(MODEL)) == (MixedPrecision("bfloat16", "float32"), None)
+
+
+@pytest.mark.parametrize(
+    ("params", "compute", "message"),
+    [
+        ("float32", "float16", r"compute_dtype float16: .*loss scale.*Use bfloat16"),
+        ("float64", "float64", r"compute_dtype float64: .*for a CPU"),
+    ],
+)
+def test_types_that_ascend_does_not_run(params: str, compute: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ascend_precision(loads(MODEL + f"  params_dtype: {params}\n  compute_dtype: {compute}\n"))

@@ -138,7 +138,7 @@ class Chunk:
         self._gather(index)
         gradient, *of_weights = self._backwards[index](tape.inputs[index], tape.batch, *self._tensors[index], gradient)
         gradient.asnumpy()
-        arrays = [of_weight.asnumpy() for of_weight in of_weights]
+        arrays = [self.weights.widened(of_weight.asnumpy()) for of_weight in of_weights]
         self._release(index)
         return gradient, arrays
 

@@ -2,6 +2,9 @@
 
 What is sharded is the part of a weight that tensor or expert parallelism leaves to this rank; where several
 tensor-parallel ranks hold the same part, their gradients are parts of a sum.
+Shards are the master weights. Units may be given narrower ones (`param_dtype`, bfloat16 on Ascend): a shard is rounded
+before it is gathered, so half as much is communicated, and gradients are widened before they are added to anything, on
+this rank or another.
 Method: ZeRO stage 3 (Rajbhandari et al., https://arxiv.org/abs/1910.02054), replicated over `dp_replicate` for HSDP.
 """
 
@@ -10,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-import mindspore as ms
 import numpy as np
 from device_mesh import Communicator
 from mindspore import Tensor, mint
 
+from parallel_trainer.parallel.half import MINDSPORE_DTYPES, carried
 from parallel_trainer.parallel.layout import Holding, WeightPart, holding, weight_part
 from parallel_trainer.parallel.weights import Weight
-
-_MINDSPORE_DTYPES = {np.dtype(np.float32): ms.float32, np.dtype(np.float64): ms.float64}
 
 
 class AxisGroups(Protocol):
@@ -37,6 +38,7 @@ class ShardedWeight:
 
     holding:  what this rank holds of the weight.
     slice:    where this rank's elements lie in the rank's flat arrays of values (and gradients, if trainable).
+    dtype:    of the tensor.
     tensor:   the whole part of the weight that the shard group holds together. Its memory is empty unless gathered.
     """
 
@@ -44,6 +46,7 @@ class ShardedWeight:
         self.holding = holding
         self.group = group
         self.slice = slice(offset, offset + holding.size)
+        self.dtype = dtype
         self.nbytes = holding.part.size * dtype.itemsize
         self.users = 0
         self.values: np.ndarray
@@ -67,7 +70,7 @@ class ShardedWeight:
     @property
     def stays(self) -> bool:
         """Whether there is nothing to gather: this rank's shard is the whole part, and the tensor is its memory."""
-        return self.group.size == 1
+        return self.group.size == 1 and self.values.dtype == self.dtype
 
     def attach(self, values: np.ndarray) -> None:
         """Take this rank's elements of the flat values as memory, and make the tensor."""
@@ -77,7 +80,7 @@ class ShardedWeight:
         else:
             # A tensor from an operator, because resizing the memory of one made from a NumPy array, or of a
             # Parameter, never gives memory back (MindSpore 2.10 on CPU: one weight's size lost per gather).
-            self.tensor = mint.empty(self.part.shape, dtype=_MINDSPORE_DTYPES[values.dtype])
+            self.tensor = mint.empty(self.part.shape, dtype=MINDSPORE_DTYPES[self.dtype])
             self.tensor.untyped_storage().resize_(0)
 
     def gather(self) -> None:
@@ -85,7 +88,8 @@ class ShardedWeight:
         self.users += 1
         if self.users == 1 and not self.stays:
             self.tensor.untyped_storage().resize_(self.nbytes)
-            self.group.all_gather(self.values, sizes=self.sizes, out=self.tensor.asnumpy().reshape(-1))
+            own, whole = self.values.astype(self.dtype, copy=False), self.tensor.asnumpy().reshape(-1)
+            self.group.all_gather(carried(own), sizes=self.sizes, out=carried(whole))
 
     def release(self) -> None:
         """Free the tensor's memory when its last user is done."""
@@ -105,6 +109,7 @@ class ShardedWeights:
     communicators:  this rank's groups by mesh axis; `fsdp`, `dp_replicate` and `tp` are used, and for expert weights
         `efsdp` and `ep`.
     dtype:          float32 or float64, of values and gradients.
+    param_dtype:    of the tensors that units are given; `dtype` if left out.
     seed:           of the initial values, which do not depend on how the weights are spread.
     sharers:        by name of a weight that other stages of a pipeline use as well: the ranks that hold the same shard.
     average:        average gradients over the group instead of summing (`disable_gradient_division: false`).
@@ -117,11 +122,13 @@ class ShardedWeights:
         communicators: AxisGroups,
         dtype: np.dtype,
         seed: int,
+        param_dtype: np.dtype | None = None,
         sharers: Mapping[str, Communicator] | None = None,
         average: bool = False,
     ) -> None:
         self._sharers = sharers or {}
         self._groups = communicators
+        self.param_dtype = np.dtype(dtype if param_dtype is None else param_dtype)
         self.replicas, self.tp = communicators["dp_replicate"], communicators["tp"]
         self.divisor = averaging_divisor(communicators) if average else 1
         unique = {weight.name: weight for weight in weights}
@@ -132,7 +139,7 @@ class ShardedWeights:
         self._areas: dict[tuple[int, bool], slice] = {}
         for of_rank in sorted(held, key=lambda held: (not held.part.weight.trainable, *self._area(held.part))):
             weight, area = of_rank.part.weight, self._area(of_rank.part)
-            sharded = ShardedWeight(of_rank, communicators[weight.shard_axis], size, np.dtype(dtype))
+            sharded = ShardedWeight(of_rank, communicators[weight.shard_axis], size, self.param_dtype)
             self._by_name[weight.name] = sharded
             size = sharded.slice.stop
             if weight.trainable:
@@ -167,6 +174,10 @@ class ShardedWeights:
     def trainable(self) -> tuple[ShardedWeight, ...]:
         """The weights that have a gradient."""
         return tuple(sharded for sharded in self if sharded.weight.trainable)
+
+    def widened(self, gradient: np.ndarray) -> np.ndarray:
+        """A gradient that came from a unit, in the dtype in which gradients are added up."""
+        return gradient.astype(self.gradients.dtype, copy=False)
 
     def add_gradient(self, sharded: ShardedWeight, gradient: np.ndarray) -> None:
         """Reduce-scatter a full gradient over the shard group and add this rank's piece to `gradients`."""

@@ -32,6 +32,7 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.models.layers import Model
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.chunk import Chunk, Products, Tape
+from parallel_trainer.parallel.half import carried
 from parallel_trainer.parallel.layout import ModelLayout
 
 WATCHDOG_SECONDS = 300.0
@@ -201,7 +202,7 @@ class _Run:
         self._width, self._token_ranks = pipeline.width, pipeline.token_ranks
         self._micro_batches = micro_batches
         self._seed = seed
-        self._dtype = seed.asnumpy().dtype
+        self._dtype = pipeline.chunks[0].weights.param_dtype
         self._tapes: dict[tuple[int, int], Tape] = {}
         self._products: dict[tuple[int, int], Products] = {}
         self._done = Counter[int]()
@@ -235,17 +236,19 @@ class _Run:
             self._chunks[stage].reduce_gradients()
 
     def send(self, message: Message, value: Tensor) -> None:
-        self._group.send(value.asnumpy(), message.receiver)
+        self._group.send(carried(value.asnumpy()), message.receiver)
 
     def recv(self, message: Message) -> Tensor:
-        return Tensor.from_numpy(self._group.recv(self._empty(message), message.sender))
+        array = self._empty(message)
+        self._group.recv(carried(array), message.sender)
+        return Tensor.from_numpy(array)
 
     def isend(self, message: Message, value: Tensor) -> Request:
-        return self._group.isend(value.asnumpy(), message.receiver)
+        return self._group.isend(carried(value.asnumpy()), message.receiver)
 
     def irecv(self, message: Message) -> _Arriving:
         array = self._empty(message)
-        return _Arriving(array, self._group.irecv(array, message.sender))
+        return _Arriving(array, self._group.irecv(carried(array), message.sender))
 
     def _empty(self, message: Message) -> np.ndarray:
         tokens = self._micro_batches[message.microbatch].input_ids.size // self._token_ranks

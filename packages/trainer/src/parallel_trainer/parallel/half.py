@@ -1,0 +1,18 @@
+"""bfloat16 in arrays: MindSpore has a NumPy type for it, and communicators carry only those of NumPy itself."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+
+MINDSPORE_DTYPES = {
+    np.dtype(ms.dtype_to_nptype(dtype)): dtype for dtype in (ms.bfloat16, ms.float16, ms.float32, ms.float64)
+}
+"""MindSpore's floating-point types by those of arrays."""
+
+BFLOAT16 = np.dtype(ms.dtype_to_nptype(ms.bfloat16))
+
+
+def carried(array: np.ndarray) -> np.ndarray:
+    """The same memory in a type that communicators carry: for collectives that move numbers and add none."""
+    return array.view(np.uint16) if array.dtype == BFLOAT16 else array
