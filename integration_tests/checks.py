@@ -41,7 +41,7 @@ from parallel_trainer.parallel.weights import Constant, Normal, Weight
 from parallel_trainer.step import StepResult, training_step
 from parallel_trainer.trainer import Trainer
 from pipeline_schedule import peak_activations
-from weight_checks import fused_weights
+from weight_checks import fused_weights, narrow_stages, narrow_weights
 
 
 class Scalar(Unit):
@@ -416,6 +416,8 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     memory: (4,),
     frozen_weights: (2, 4),
     fused_weights: (2, 4),
+    narrow_weights: (2, 4),
+    narrow_stages: (2, 4),
     attention_everywhere: (2, 4, 8),
     empty_blocks: (2, 4, 8),
     ring_memory: (4, 8),

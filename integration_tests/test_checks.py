@@ -66,6 +66,25 @@ def test_fused_weight_keeps_the_blocks_of_both_its_parts_together(
     assert max(found["differences"].values()) < 1e-12
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_narrow_weights_are_gathered_rounded_with_half_the_bytes_and_gradients_added_up_in_float32(
+    reports: Reports, world: int
+) -> None:
+    found = reports[world]["checks"]["narrow_weights"]
+    others = 8 * 16 * (world - 1) // world
+    assert (found["bytes"]["float32"], found["bytes"]["bfloat16"]) == (4 * others, 2 * others)
+    # bfloat16 has 8 bits.
+    assert 2**-12 < found["largest rounding"] <= 2**-8
+    assert found["gradients"] == [2048 + world - 1]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_narrow_hidden_states_travel_between_stages(reports: Reports, world: int) -> None:
+    found = reports[world]["checks"]["narrow_stages"]
+    assert found["loss"] == 2 * 8 * 6 * 1.5**world
+    assert found["gradients"] == [2 * 1.5 ** (world - 1)] * world
+
+
 def test_activations_are_freed_after_their_backward_and_never_more_than_the_schedule_has(reports: Reports) -> None:
     found = reports[4]["checks"]["live_activations"]
     assert {name: entry["peaks"] for name, entry in found.items()} == {
