@@ -48,7 +48,7 @@ def ascend_precision(config: TrainConfig) -> tuple[MixedPrecision, str | None]:
     for `params_dtype: bfloat16`.
     Raises UserError for types that a run on Ascend does not have.
     """
-    params, compute = config.model.params_dtype, config.model.compute_dtype
+    params, compute = str(config.model.params_dtype), str(config.model.compute_dtype)
     problems = []
     if compute not in ("bfloat16", "float32"):
         problems.append(

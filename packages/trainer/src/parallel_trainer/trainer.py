@@ -28,10 +28,12 @@ from parallel_trainer.parallel.expert_parallel import (
     update_biases,
 )
 from parallel_trainer.parallel.fully_shard import ShardedWeights, averaging_divisor
+from parallel_trainer.parallel.half import DTYPES
 from parallel_trainer.parallel.pipeline import Order, Pipeline, model_layout, stage_units, unit_names
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
+from parallel_trainer.precision import ascend_precision
 from parallel_trainer.step import StepResult, training_step
 
 
@@ -41,6 +43,7 @@ class Trainer:
     job:          what to run, from `prepare`.
     communicator: the world, of `job.plan.world_size` ranks.
     traffic:      writes down what is communicated, by mesh axis and by unit; nothing does if left out.
+    device:       "cpu", or "ascend", which computes in the type that the file says and was never run on an NPU.
 
     `loads` is what routers did in the last step, None for a model without experts; `step` and `consumed` are the steps
     and samples trained on; `layout` says which rank holds which part of the model.
@@ -49,27 +52,30 @@ class Trainer:
     >>> result = trainer.train_step()                   # doctest: +SKIP
     """
 
-    def __init__(self, job: Job, communicator: Communicator, *, traffic: Traffic | None = None) -> None:
+    def __init__(
+        self, job: Job, communicator: Communicator, *, traffic: Traffic | None = None, device: str = "cpu"
+    ) -> None:
         if communicator.size != job.plan.world_size:
             raise UserError(
                 f"The plan is for a world of {job.plan.world_size} ranks, and {communicator.size} were started."
             )
-        _start_mindspore()
+        kernel_set = kernels(device)
+        _start_mindspore(device)
+        param_dtype = job.dtype if device == "cpu" else DTYPES[ascend_precision(job.config)[0].param_dtype]
         config, plan = job.config, job.plan
         self.job = job
         self.step = self.consumed = self.skipped = 0
         self.loads: ExpertLoads | None = None
         self.mesh = ParallelMesh(plan)
         self.groups = AxisCommunicators(self.mesh, communicator, traffic)
-        cpu = kernels("cpu")
         cp_group = self.groups["cp"]
         average = not config.parallelism.disable_gradient_division
-        self.expert_parallel = self._expert_parallel(cpu, averaging_divisor(self.groups) if average else 1)
+        self.expert_parallel = self._expert_parallel(kernel_set, averaging_divisor(self.groups) if average else 1)
         model = build_model(
             config.model,
-            cpu,
-            attention=build_attention(cpu, plan, job.seq_length, cp_group),
-            tp=TensorParallel(cpu, self.groups["tp"], loss_parallel=config.parallelism.enable_loss_parallel),
+            kernel_set,
+            attention=build_attention(kernel_set, plan, job.seq_length, cp_group),
+            tp=TensorParallel(kernel_set, self.groups["tp"], loss_parallel=config.parallelism.enable_loss_parallel),
             ep=self.expert_parallel,
         )
         self.model = model
@@ -82,6 +88,8 @@ class Trainer:
             (weight for stage in held for unit in stages[stage] for weight in unit.weights),
             communicators=self.groups,
             dtype=job.dtype,
+            param_dtype=param_dtype,
+            on_host=device == "cpu",
             seed=config.training.seed,
             sharers=_sharers(self.layout.stages, pp_group),
             average=average,
@@ -221,9 +229,11 @@ def _sharers(weight_ranks: Mapping[str, tuple[int, ...]], group: Communicator) -
     }
 
 
-def _start_mindspore() -> None:
-    ms.set_device("CPU")
+def _start_mindspore(device: str) -> None:
+    ms.set_device({"cpu": "CPU", "ascend": "Ascend"}[device])
     ms.set_context(mode=ms.PYNATIVE_MODE)
+    if device != "cpu":
+        return
     # Kernels are NumPy and wait for their inputs: handing operators to MindSpore's own threads only adds waiting,
     # half of a small model's step on one rank and more where ranks share cores.
     ms.runtime.launch_blocking()

@@ -39,14 +39,18 @@ class ShardedWeight:
     holding:  what this rank holds of the weight.
     slice:    where this rank's elements lie in the rank's flat arrays of values (and gradients, if trainable).
     dtype:    of the tensor.
+    on_host:  whether the tensor's memory is the host's, where shards are, or a device's.
     tensor:   the whole part of the weight that the shard group holds together. Its memory is empty unless gathered.
     """
 
-    def __init__(self, holding: Holding, group: Communicator, offset: int, dtype: np.dtype) -> None:
+    def __init__(
+        self, holding: Holding, group: Communicator, offset: int, dtype: np.dtype, *, on_host: bool = True
+    ) -> None:
         self.holding = holding
         self.group = group
         self.slice = slice(offset, offset + holding.size)
         self.dtype = dtype
+        self.on_host = on_host
         self.nbytes = holding.part.size * dtype.itemsize
         self.users = 0
         self.values: np.ndarray
@@ -70,7 +74,7 @@ class ShardedWeight:
     @property
     def stays(self) -> bool:
         """Whether there is nothing to gather: this rank's shard is the whole part, and the tensor is its memory."""
-        return self.group.size == 1 and self.values.dtype == self.dtype
+        return self.group.size == 1 and self.on_host and self.values.dtype == self.dtype
 
     def attach(self, values: np.ndarray) -> None:
         """Take this rank's elements of the flat values as memory, and make the tensor."""
@@ -88,8 +92,11 @@ class ShardedWeight:
         self.users += 1
         if self.users == 1 and not self.stays:
             self.tensor.untyped_storage().resize_(self.nbytes)
-            own, whole = self.values.astype(self.dtype, copy=False), self.tensor.asnumpy().reshape(-1)
-            self.group.all_gather(carried(own), sizes=self.sizes, out=carried(whole))
+            own = self.values.astype(self.dtype, copy=False)
+            whole = self.tensor.asnumpy() if self.on_host else np.empty(self.part.shape, self.dtype)
+            self.group.all_gather(carried(own), sizes=self.sizes, out=carried(whole.reshape(-1)))
+            if not self.on_host:
+                self.tensor.copy_(Tensor.from_numpy(whole))
 
     def release(self) -> None:
         """Free the tensor's memory when its last user is done."""
@@ -110,6 +117,7 @@ class ShardedWeights:
         `efsdp` and `ep`.
     dtype:          float32 or float64, of values and gradients.
     param_dtype:    of the tensors that units are given; `dtype` if left out.
+    on_host:        whether tensors are in host memory, where gathers can write; else each is copied to its device.
     seed:           of the initial values, which do not depend on how the weights are spread.
     sharers:        by name of a weight that other stages of a pipeline use as well: the ranks that hold the same shard.
     average:        average gradients over the group instead of summing (`disable_gradient_division: false`).
@@ -123,6 +131,7 @@ class ShardedWeights:
         dtype: np.dtype,
         seed: int,
         param_dtype: np.dtype | None = None,
+        on_host: bool = True,
         sharers: Mapping[str, Communicator] | None = None,
         average: bool = False,
     ) -> None:
@@ -139,7 +148,8 @@ class ShardedWeights:
         self._areas: dict[tuple[int, bool], slice] = {}
         for of_rank in sorted(held, key=lambda held: (not held.part.weight.trainable, *self._area(held.part))):
             weight, area = of_rank.part.weight, self._area(of_rank.part)
-            sharded = ShardedWeight(of_rank, communicators[weight.shard_axis], size, self.param_dtype)
+            group = communicators[weight.shard_axis]
+            sharded = ShardedWeight(of_rank, group, size, self.param_dtype, on_host=on_host)
             self._by_name[weight.name] = sharded
             size = sharded.slice.stop
             if weight.trainable:

@@ -10,6 +10,9 @@ MINDSPORE_DTYPES = {
 }
 """MindSpore's floating-point types by those of arrays."""
 
+DTYPES = {str(dtype).lower(): array_dtype for array_dtype, dtype in MINDSPORE_DTYPES.items()}
+"""Types of arrays by their names in a configuration."""
+
 BFLOAT16 = np.dtype(ms.dtype_to_nptype(ms.bfloat16))
 
 
