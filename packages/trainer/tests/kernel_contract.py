@@ -19,6 +19,9 @@ from parallel_trainer.kernels.interface import Kernels
 
 ON_NPU = bool(glob("/dev/davinci[0-9]*"))
 ms.set_device("Ascend" if ON_NPU else "CPU")
+if not ON_NPU:
+    # As the trainer does: these tests take a fifth of the time without MindSpore's own threads.
+    ms.runtime.launch_blocking()
 
 TYPES = {"cpu": ("float32", "float64"), "ascend": ("float16", "float32")}
 SETS = ("ascend",) if ON_NPU else tuple(TYPES)
