@@ -80,7 +80,9 @@ def test_float32_trains_as_on_a_cpu(model: str, make_job, on_ascend) -> None:
 def test_narrow_weights_train_nearly_so_and_masters_stay_float32(make_job, on_ascend, monkeypatch) -> None:
     # float16 in place of bfloat16, which no CPU multiplies.
     expected = trained(Trainer(make_job(QWEN3), connect("single")))
-    monkeypatch.setattr(trainer_module, "ascend_precision", lambda config: (MixedPrecision("float16", "float32"), None))
+    monkeypatch.setattr(
+        trainer_module, "ascend_precision", lambda *_, **__: (MixedPrecision("float16", "float32"), None)
+    )
     trainer = on_ascend(make_job(QWEN3))
     assert {held.tensor.dtype for held in trainer.weights} == {ms.float16}
     losses, norms, weights = trained(trainer)

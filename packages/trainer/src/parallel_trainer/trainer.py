@@ -61,8 +61,8 @@ class Trainer:
             )
         kernel_set = kernels(device)
         _start_mindspore(device)
-        param_dtype = job.dtype if device == "cpu" else DTYPES[ascend_precision(job.config)[0].param_dtype]
         config, plan = job.config, job.plan
+        param_dtype = job.dtype if device == "cpu" else _param_dtype_on_ascend(job)
         self.job = job
         self.step = self.consumed = self.skipped = 0
         self.loads: ExpertLoads | None = None
@@ -227,6 +227,11 @@ def _sharers(weight_ranks: Mapping[str, tuple[int, ...]], group: Communicator) -
         for name, ranks in weight_ranks.items()
         if len(ranks) > 1 and group.rank in ranks
     }
+
+
+def _param_dtype_on_ascend(job: Job) -> np.dtype:
+    precision, _ = ascend_precision(job.config, job.plan, experts=bool(job.model.expert_layers))
+    return DTYPES[precision.param_dtype]
 
 
 def _start_mindspore(device: str) -> None:
