@@ -41,6 +41,18 @@ def test_collectives_copy_their_input(alone: Communicator) -> None:
         assert not np.shares_memory(result, x)
 
 
+def test_collectives_under_way_fill_their_output(alone: Communicator) -> None:
+    x = np.arange(6.0).reshape(3, 2)
+    for call in (alone.iall_gather, alone.ireduce_scatter, alone.iall_to_all):
+        out = np.zeros((3, 2))
+        request = call(x, out=out)
+        request.wait()
+        assert request.done()
+        np.testing.assert_array_equal(out, x)
+    with pytest.raises(ValueError, match="cannot write its result into out of shape"):
+        alone.iall_to_all(x, out=np.zeros(2))
+
+
 def test_what_one_rank_refuses(alone: Communicator) -> None:
     with pytest.raises(ValueError, match="rank 0 in a group of one rank: there is no other rank"):
         alone.send(np.zeros(1), 0)

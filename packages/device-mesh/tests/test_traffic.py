@@ -26,3 +26,24 @@ def test_calls_are_written_down_by_axis_and_occasion() -> None:
         ("tp", "all_reduce", "inside"),
     ]
     assert found.received_bytes() == {"fsdp": 0, "tp": 0}
+
+
+def test_the_end_of_a_call_is_where_it_is_awaited() -> None:
+    found = Traffic()
+    group = found.count(connect("single"), "fsdp")
+    with found.during("first"):
+        first = group.iall_gather(np.ones(2), out=np.empty(2))
+    with found.during("second"):
+        second = group.ireduce_scatter(np.ones(2), out=np.empty(2))
+        group.all_reduce(np.ones(1))
+        first.wait()
+    assert second.done()
+    second.wait()
+    assert [(moment.what, moment.call.during, moment.call.operation) for moment in found.moments] == [
+        ("start", "first", "all_gather"),
+        ("start", "second", "reduce_scatter"),
+        ("start", "second", "all_reduce"),
+        ("end", "second", "all_reduce"),
+        ("end", "first", "all_gather"),
+        ("end", "second", "reduce_scatter"),
+    ]

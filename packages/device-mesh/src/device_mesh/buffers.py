@@ -94,20 +94,24 @@ def split_sizes(rows: int, parts: int, sizes: Sequence[int] | None, call: str, n
 
 
 def exchange_sizes(
-    x: Array, parts: int, send_sizes: Sequence[int] | None, receive_sizes: Sequence[int] | None
+    x: Array,
+    parts: int,
+    send_sizes: Sequence[int] | None,
+    receive_sizes: Sequence[int] | None,
+    call: str = "all_to_all",
 ) -> tuple[list[int], list[int]]:
     """Row counts of an all_to_all of `x`: to each rank, and from each rank."""
-    check_rows(x, "all_to_all")
+    check_rows(x, call)
     if (send_sizes is None) != (receive_sizes is None):
         missing = "send_sizes" if send_sizes is None else "receive_sizes"
         raise ValueError(
-            f"all_to_all needs both send_sizes and receive_sizes, or neither; {missing} is missing. "
+            f"{call} needs both send_sizes and receive_sizes, or neither; {missing} is missing. "
             "Ranks that do not know what they will receive can exchange their send_sizes first"
         )
-    sent = split_sizes(len(x), parts, send_sizes, "all_to_all", "send_sizes")
+    sent = split_sizes(len(x), parts, send_sizes, call, "send_sizes")
     if receive_sizes is None:
         return sent, sent
-    return sent, check_sizes(parts, receive_sizes, "all_to_all", "receive_sizes")
+    return sent, check_sizes(parts, receive_sizes, call, "receive_sizes")
 
 
 def check_sizes(parts: int, sizes: Sequence[int], call: str, name: str) -> list[int]:

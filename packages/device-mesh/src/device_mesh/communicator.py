@@ -11,6 +11,9 @@ are entries along dim 0. Rules that hold for every backend:
   made on the way. Other inputs are copied to contiguous memory first. `out` must be C-contiguous, writable,
   and of exactly the result's shape and dtype (ValueError). Without `out` a new array is returned. `out` may
   overlap the input.
+- Forms that begin with `i` start what their namesakes do and return a `Request`; they count as called when they start.
+  Several may be under way, on one group and on different ones, and be waited for in any order. Their results are
+  bitwise those of their namesakes.
 - Reductions are `sum`, `max` or `min` and give bitwise the same result on every rank. float16 is accumulated in
   float32. On bool, `max` is "any" and `min` is "all"; `sum` raises TypeError. `max` and `min` of NaN are
   unspecified. A mean is the caller's: `sum` divided by `size`.
@@ -66,8 +69,8 @@ class Communicator(Protocol):
         without, all ranks give equally many.
         """
 
-    def iall_gather(self, x: Array, *, out: Array) -> Request:
-        """Start an `all_gather` of equally many rows from each rank; `out` is filled when the request is done."""
+    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
+        """Start an `all_gather`; `out` is filled when the request is done."""
 
     def reduce_scatter(
         self,
@@ -83,6 +86,11 @@ class Communicator(Protocol):
         are divided equally, and must divide (ValueError).
         """
 
+    def ireduce_scatter(
+        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
+    ) -> Request:
+        """Start a `reduce_scatter`; `out` is filled when the request is done."""
+
     def all_to_all(
         self,
         x: Array,
@@ -97,6 +105,16 @@ class Communicator(Protocol):
         `send_sizes[j]` rows of `x` go to rank j, `receive_sizes[i]` rows come from rank i; give both or
         neither. Without them the rows are divided equally, and must divide (ValueError).
         """
+
+    def iall_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array,
+    ) -> Request:
+        """Start an `all_to_all`; `out` is filled when the request is done."""
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
         """`x` of rank `root`, on every rank.

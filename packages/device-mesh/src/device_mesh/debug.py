@@ -61,14 +61,12 @@ class CheckedCommunicator(ForwardingCommunicator):
         return self._inner.all_reduce(x, op, out=out)
 
     def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
-        calls = self._compare("all_gather", x, {"sizes": _ints(sizes)}, rows_differ=sizes is not None)
-        if sizes is not None:
-            self._check_rows(calls, sizes)
+        self._compare_gathers("all_gather", x, sizes)
         return self._inner.all_gather(x, sizes=sizes, out=out)
 
-    def iall_gather(self, x: Array, *, out: Array) -> Request:
-        self._compare("iall_gather", x, {})
-        return self._inner.iall_gather(x, out=out)
+    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
+        self._compare_gathers("iall_gather", x, sizes)
+        return self._inner.iall_gather(x, sizes=sizes, out=out)
 
     def reduce_scatter(
         self,
@@ -81,6 +79,12 @@ class CheckedCommunicator(ForwardingCommunicator):
         self._compare("reduce_scatter", x, {"op": op, "sizes": _ints(sizes)})
         return self._inner.reduce_scatter(x, op, sizes=sizes, out=out)
 
+    def ireduce_scatter(
+        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
+    ) -> Request:
+        self._compare("ireduce_scatter", x, {"op": op, "sizes": _ints(sizes)})
+        return self._inner.ireduce_scatter(x, op, sizes=sizes, out=out)
+
     def all_to_all(
         self,
         x: Array,
@@ -89,17 +93,19 @@ class CheckedCommunicator(ForwardingCommunicator):
         receive_sizes: Sequence[int] | None = None,
         out: Array | None = None,
     ) -> Array:
-        sent, received = _ints(send_sizes), _ints(receive_sizes)
-        calls = self._compare(
-            "all_to_all",
-            x,
-            {"lengths": [sizes and len(sizes) for sizes in (sent, received)]},
-            rows_differ=sent is not None,
-            text={"send_sizes": sent, "receive_sizes": received},
-        )
-        if sent is not None and received is not None:
-            self._check_exchange(calls, sent, received)
+        self._compare_exchanges("all_to_all", x, send_sizes, receive_sizes)
         return self._inner.all_to_all(x, send_sizes=send_sizes, receive_sizes=receive_sizes, out=out)
+
+    def iall_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array,
+    ) -> Request:
+        self._compare_exchanges("iall_to_all", x, send_sizes, receive_sizes)
+        return self._inner.iall_to_all(x, send_sizes=send_sizes, receive_sizes=receive_sizes, out=out)
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
         self._compare("broadcast", x, {"root": int(root)})
@@ -149,6 +155,25 @@ class CheckedCommunicator(ForwardingCommunicator):
                 self._fail(calls, 0, rank, "the ranks of a group made different collective calls")
         return calls
 
+    def _compare_gathers(self, name: str, x: Array, sizes: Sequence[int] | None) -> None:
+        calls = self._compare(name, x, {"sizes": _ints(sizes)}, rows_differ=sizes is not None)
+        if sizes is not None:
+            self._check_rows(calls, sizes)
+
+    def _compare_exchanges(
+        self, name: str, x: Array, send_sizes: Sequence[int] | None, receive_sizes: Sequence[int] | None
+    ) -> None:
+        sent, received = _ints(send_sizes), _ints(receive_sizes)
+        calls = self._compare(
+            name,
+            x,
+            {"lengths": [sizes and len(sizes) for sizes in (sent, received)]},
+            rows_differ=sent is not None,
+            text={"send_sizes": sent, "receive_sizes": received},
+        )
+        if sent is not None and received is not None:
+            self._check_exchange(calls, name, sent, received)
+
     def _exchange(self, mine: _Call) -> list[_Call]:
         if self._given_up:
             raise CommunicatorMismatch(f"{self._given_up[0].message} (an earlier call; now it called {mine.text})")
@@ -186,10 +211,10 @@ class CheckedCommunicator(ForwardingCommunicator):
                     f"rank {self.ranks[rank]} gives {call.rows} rows, not the {sizes[rank]} of sizes",
                 )
 
-    def _check_exchange(self, calls: list[_Call], sent: list[int], received: list[int]) -> None:
+    def _check_exchange(self, calls: list[_Call], name: str, sent: list[int], received: list[int]) -> None:
         mine = np.empty((1, 2, self.size), np.int64)
-        mine[0, 0] = buffers.check_sizes(self.size, sent, "all_to_all", "send_sizes")
-        mine[0, 1] = buffers.check_sizes(self.size, received, "all_to_all", "receive_sizes")
+        mine[0, 0] = buffers.check_sizes(self.size, sent, name, "send_sizes")
+        mine[0, 1] = buffers.check_sizes(self.size, received, name, "receive_sizes")
         table = self._control.all_gather(mine)
         given, expected = table[:, 0], table[:, 1].T
         for source, destination in np.argwhere(given != expected):

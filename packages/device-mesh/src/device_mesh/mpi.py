@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,22 +77,20 @@ class MpiCommunicator:
         return result
 
     def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
+        return self._finish(self._all_gather("all_gather", x, sizes, out))
+
+    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
+        return self._start(self._all_gather("iall_gather", x, sizes, out))
+
+    def _all_gather(self, call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> _Collective:
         source = buffers.contiguous(x)
-        buffers.check_rows(source, "all_gather")
-        rows = _own_sizes(len(source), self.rank, self.size, sizes)
-        result = buffers.output(out, (sum(rows), *source.shape[1:]), source.dtype, "all_gather")
+        buffers.check_rows(source, call)
+        rows = _own_sizes(len(source), self.rank, self.size, sizes, call)
+        result = buffers.output(out, (sum(rows), *source.shape[1:]), source.dtype, call)
         source = buffers.apart(source, result)
         if sizes is None:
-            self._collective("Allgather", source, result)
-        else:
-            self._collective("Allgatherv", source, [result, _counts(rows, source)])
-        return result
-
-    def iall_gather(self, x: Array, *, out: Array) -> Request:
-        source = buffers.contiguous(x)
-        buffers.check_rows(source, "iall_gather")
-        result = buffers.output(out, (self.size * len(source), *source.shape[1:]), source.dtype, "iall_gather")
-        return _Started(self._comm.Iallgather(buffers.apart(source, result), result), self._wait)
+            return _Collective("Allgather", (source, result), result)
+        return _Collective("Allgatherv", (source, [result, _counts(rows, source)]), result)
 
     def reduce_scatter(
         self,
@@ -101,19 +100,29 @@ class MpiCommunicator:
         sizes: Sequence[int] | None = None,
         out: Array | None = None,
     ) -> Array:
+        return self._finish(self._reduce_scatter("reduce_scatter", x, op, sizes, out))
+
+    def ireduce_scatter(
+        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
+    ) -> Request:
+        return self._start(self._reduce_scatter("ireduce_scatter", x, op, sizes, out))
+
+    def _reduce_scatter(
+        self, call: str, x: Array, op: ReduceOp, sizes: Sequence[int] | None, out: Array | None
+    ) -> _Collective:
         source = buffers.contiguous(x)
-        buffers.check_reduction(source.dtype, op, "reduce_scatter")
-        buffers.check_rows(source, "reduce_scatter")
-        rows = buffers.split_sizes(len(source), self.size, sizes, "reduce_scatter", "sizes")
-        result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, "reduce_scatter")
+        buffers.check_reduction(source.dtype, op, call)
+        buffers.check_rows(source, call)
+        rows = buffers.split_sizes(len(source), self.size, sizes, call, "sizes")
+        result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, call)
+        received = result
         if source.dtype == np.float16:
-            return _narrow(self.reduce_scatter(source.astype(np.float32), op, sizes=sizes), result)
-        sent, received = _bytes_if_bool(buffers.apart(source, result)), _bytes_if_bool(result)
-        if sizes is None:
-            self._collective("Reduce_scatter_block", sent, received, op=_OPS[op])
-        else:
-            self._collective("Reduce_scatter", sent, received, _counts(rows, source), op=_OPS[op])
-        return result
+            source, received = source.astype(np.float32), np.empty(result.shape, np.float32)
+        counts = () if sizes is None else (_counts(rows, source),)
+        arrays = _bytes_if_bool(buffers.apart(source, received)), _bytes_if_bool(received)
+        name = "Reduce_scatter_block" if sizes is None else "Reduce_scatter"
+        then = None if received is result else partial(_narrow, received, result)
+        return _Collective(name, (*arrays, *counts, _OPS[op]), result, then)
 
     def all_to_all(
         self,
@@ -123,15 +132,34 @@ class MpiCommunicator:
         receive_sizes: Sequence[int] | None = None,
         out: Array | None = None,
     ) -> Array:
+        return self._finish(self._all_to_all("all_to_all", x, send_sizes, receive_sizes, out))
+
+    def iall_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array,
+    ) -> Request:
+        return self._start(self._all_to_all("iall_to_all", x, send_sizes, receive_sizes, out))
+
+    def _all_to_all(
+        self,
+        call: str,
+        x: Array,
+        send_sizes: Sequence[int] | None,
+        receive_sizes: Sequence[int] | None,
+        out: Array | None,
+    ) -> _Collective:
         source = buffers.contiguous(x)
-        sent, received = buffers.exchange_sizes(source, self.size, send_sizes, receive_sizes)
-        result = buffers.output(out, (sum(received), *source.shape[1:]), source.dtype, "all_to_all")
+        sent, received = buffers.exchange_sizes(source, self.size, send_sizes, receive_sizes, call)
+        result = buffers.output(out, (sum(received), *source.shape[1:]), source.dtype, call)
         source = buffers.apart(source, result)
         if send_sizes is None:
-            self._collective("Alltoall", source, result)
-        else:
-            self._collective("Alltoallv", [source, _counts(sent, source)], [result, _counts(received, source)])
-        return result
+            return _Collective("Alltoall", (source, result), result)
+        sides = [source, _counts(sent, source)], [result, _counts(received, source)]
+        return _Collective("Alltoallv", sides, result)
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
         source = buffers.contiguous(x)
@@ -185,7 +213,20 @@ class MpiCommunicator:
         if self._wait is hold_core:
             getattr(self._comm, name)(*arguments, **options)
         else:
-            self._wait(getattr(self._comm, f"I{name.lower()}")(*arguments, **options), None)
+            self._wait(self._call(name, *arguments, **options), None)
+
+    def _finish(self, collective: _Collective) -> Array:
+        self._collective(collective.name, *collective.arguments)
+        if collective.then:
+            collective.then()
+        return collective.result
+
+    def _start(self, collective: _Collective) -> Request:
+        return _Started(self._call(collective.name, *collective.arguments), self._wait, collective.then)
+
+    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Start a collective of mpi4py."""
+        return getattr(self._comm, f"I{name.lower()}")(*arguments, **options)
 
     def _group(self, comm: Any) -> Communicator:
         members = MPI.Group.Translate_ranks(comm.Get_group(), list(range(comm.size)), self._comm.Get_group())
@@ -194,17 +235,37 @@ class MpiCommunicator:
 
 
 @frozen(eq=False)
+class _Collective:
+    """A collective of mpi4py by its blocking name, where its result goes, and what is left to do once it is done."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    result: Array
+    then: Callable[[], object] | None = None
+
+
+@define(eq=False)
 class _Started:
     """A message being sent, or a collective."""
 
     _request: Any
     _wait: Wait
+    _then: Callable[[], object] | None = None
 
     def wait(self) -> None:
         self._wait(self._request, None)
+        self._end()
 
     def done(self) -> bool:
-        return bool(self._request.Test())
+        done = bool(self._request.Test())
+        if done:
+            self._end()
+        return done
+
+    def _end(self) -> None:
+        if self._then:
+            self._then()
+            self._then = None
 
 
 @define(eq=False)
@@ -251,13 +312,13 @@ class _Receive:
             )
 
 
-def _own_sizes(rows: int, rank: int, size: int, sizes: Sequence[int] | None) -> list[int]:
+def _own_sizes(rows: int, rank: int, size: int, sizes: Sequence[int] | None, call: str) -> list[int]:
     if sizes is None:
         return [rows] * size
-    checked = buffers.check_sizes(size, sizes, "all_gather", "sizes")
+    checked = buffers.check_sizes(size, sizes, call, "sizes")
     if checked[rank] != rows:
         raise ValueError(
-            f"all_gather was given sizes={checked}, so rank {rank} must give {checked[rank]} rows, but x has {rows}"
+            f"{call} was given sizes={checked}, so rank {rank} must give {checked[rank]} rows, but x has {rows}"
         )
     return checked
 

@@ -39,15 +39,10 @@ class SingleCommunicator:
         return _copy(source, out, "all_reduce")
 
     def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
-        source = buffers.contiguous(x)
-        buffers.check_rows(source, "all_gather")
-        buffers.split_sizes(len(source), 1, sizes, "all_gather", "sizes")
-        return _copy(source, out, "all_gather")
+        return _all_gather("all_gather", x, sizes, out)
 
-    def iall_gather(self, x: Array, *, out: Array) -> Request:
-        source = buffers.contiguous(x)
-        buffers.check_rows(source, "iall_gather")
-        _copy(source, out, "iall_gather")
+    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
+        _all_gather("iall_gather", x, sizes, out)
         return _Done()
 
     def reduce_scatter(
@@ -58,11 +53,13 @@ class SingleCommunicator:
         sizes: Sequence[int] | None = None,
         out: Array | None = None,
     ) -> Array:
-        source = buffers.contiguous(x)
-        buffers.check_reduction(source.dtype, op, "reduce_scatter")
-        buffers.check_rows(source, "reduce_scatter")
-        buffers.split_sizes(len(source), 1, sizes, "reduce_scatter", "sizes")
-        return _copy(source, out, "reduce_scatter")
+        return _reduce_scatter("reduce_scatter", x, op, sizes, out)
+
+    def ireduce_scatter(
+        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
+    ) -> Request:
+        _reduce_scatter("ireduce_scatter", x, op, sizes, out)
+        return _Done()
 
     def all_to_all(
         self,
@@ -72,14 +69,18 @@ class SingleCommunicator:
         receive_sizes: Sequence[int] | None = None,
         out: Array | None = None,
     ) -> Array:
-        source = buffers.contiguous(x)
-        sent, received = buffers.exchange_sizes(source, 1, send_sizes, receive_sizes)
-        if sent != received:
-            raise ValueError(
-                f"all_to_all in a group of one rank sends {sent[0]} rows to itself but expects "
-                f"{received[0]}: send_sizes and receive_sizes must be equal"
-            )
-        return _copy(source, out, "all_to_all")
+        return _all_to_all("all_to_all", x, send_sizes, receive_sizes, out)
+
+    def iall_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array,
+    ) -> Request:
+        _all_to_all("iall_to_all", x, send_sizes, receive_sizes, out)
+        return _Done()
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
         source = buffers.contiguous(x)
@@ -120,6 +121,38 @@ class _Done:
 
     def done(self) -> bool:
         return True
+
+
+def _all_gather(call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> Array:
+    source = buffers.contiguous(x)
+    buffers.check_rows(source, call)
+    buffers.split_sizes(len(source), 1, sizes, call, "sizes")
+    return _copy(source, out, call)
+
+
+def _reduce_scatter(call: str, x: Array, op: ReduceOp, sizes: Sequence[int] | None, out: Array | None) -> Array:
+    source = buffers.contiguous(x)
+    buffers.check_reduction(source.dtype, op, call)
+    buffers.check_rows(source, call)
+    buffers.split_sizes(len(source), 1, sizes, call, "sizes")
+    return _copy(source, out, call)
+
+
+def _all_to_all(
+    call: str,
+    x: Array,
+    send_sizes: Sequence[int] | None,
+    receive_sizes: Sequence[int] | None,
+    out: Array | None,
+) -> Array:
+    source = buffers.contiguous(x)
+    sent, received = buffers.exchange_sizes(source, 1, send_sizes, receive_sizes, call)
+    if sent != received:
+        raise ValueError(
+            f"{call} in a group of one rank sends {sent[0]} rows to itself but expects "
+            f"{received[0]}: send_sizes and receive_sizes must be equal"
+        )
+    return _copy(source, out, call)
 
 
 def _copy(source: Array, out: Array | None, call: str) -> Array:

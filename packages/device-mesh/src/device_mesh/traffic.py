@@ -1,4 +1,4 @@
-"""Counting what a rank receives: a communicator that writes down every call.
+"""Counting what a rank receives, and in which order it starts and awaits it: a communicator that writes down calls.
 
 Bytes are those that must come to the rank from others, at least: of an all-gather all pieces but its own; of a
 reduce-scatter its own piece from each other rank; of an all-reduce those two, with equal pieces; of an all-to-all all
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 from attrs import define, field, frozen
 
@@ -34,9 +35,18 @@ class Call:
     received_bytes: int
 
 
+@frozen
+class Moment:
+    """When a call began, or was known to be done: a blocking call ends where it starts, another where it is awaited."""
+
+    what: Literal["start", "end"]
+    call: Call
+
+
 @define(eq=False)
 class Traffic:
-    """What this rank's counted communicators did.
+    """What this rank's counted communicators did: `calls` in the order in which they were made, and with their ends in
+    `moments`.
 
     >>> import numpy as np
     >>> from device_mesh import Traffic, connect
@@ -49,6 +59,7 @@ class Traffic:
     """
 
     calls: list[Call] = field(factory=list)
+    moments: list[Moment] = field(factory=list)
     _during: list[str] = field(factory=list)
 
     def count(self, communicator: Communicator, group: str) -> CountingCommunicator:
@@ -71,8 +82,14 @@ class Traffic:
             sums[key(call)] += call.received_bytes
         return sums
 
-    def _write(self, group: str, operation: str, received: float) -> None:
-        self.calls.append(Call(group, operation, self._during[-1] if self._during else "", round(received)))
+    def _start(self, group: str, operation: str, received: float) -> Call:
+        call = Call(group, operation, self._during[-1] if self._during else "", round(received))
+        self.calls.append(call)
+        self.moments.append(Moment("start", call))
+        return call
+
+    def _end(self, call: Call) -> None:
+        self.moments.append(Moment("end", call))
 
 
 @frozen(eq=False)
@@ -91,9 +108,8 @@ class CountingCommunicator(ForwardingCommunicator):
         self._write("all_gather", result.nbytes - x.nbytes)
         return result
 
-    def iall_gather(self, x: Array, *, out: Array) -> Request:
-        self._write("all_gather", out.nbytes - x.nbytes)
-        return self._inner.iall_gather(x, out=out)
+    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
+        return self._under_way("all_gather", out.nbytes - x.nbytes, self._inner.iall_gather(x, sizes=sizes, out=out))
 
     def reduce_scatter(
         self,
@@ -107,6 +123,12 @@ class CountingCommunicator(ForwardingCommunicator):
         self._write("reduce_scatter", result.nbytes * (self.size - 1))
         return result
 
+    def ireduce_scatter(
+        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
+    ) -> Request:
+        request = self._inner.ireduce_scatter(x, op, sizes=sizes, out=out)
+        return self._under_way("reduce_scatter", out.nbytes * (self.size - 1), request)
+
     def all_to_all(
         self,
         x: Array,
@@ -116,12 +138,19 @@ class CountingCommunicator(ForwardingCommunicator):
         out: Array | None = None,
     ) -> Array:
         result = self._inner.all_to_all(x, send_sizes=send_sizes, receive_sizes=receive_sizes, out=out)
-        if receive_sizes is None:
-            own = result.nbytes / self.size
-        else:
-            own = receive_sizes[self.rank] * (result.nbytes / len(result) if len(result) else 0)
-        self._write("all_to_all", result.nbytes - own)
+        self._write("all_to_all", self._from_others(result, receive_sizes))
         return result
+
+    def iall_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array,
+    ) -> Request:
+        request = self._inner.iall_to_all(x, send_sizes=send_sizes, receive_sizes=receive_sizes, out=out)
+        return self._under_way("all_to_all", self._from_others(out, receive_sizes), request)
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
         self._write("broadcast", 0 if self.rank == root else x.nbytes)
@@ -136,12 +165,10 @@ class CountingCommunicator(ForwardingCommunicator):
         return self._inner.recv(out, source, tag=tag)
 
     def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
-        self._write("send", 0)
-        return self._inner.isend(x, destination, tag=tag)
+        return self._under_way("send", 0, self._inner.isend(x, destination, tag=tag))
 
     def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
-        self._write("recv", out.nbytes)
-        return self._inner.irecv(out, source, tag=tag)
+        return self._under_way("recv", out.nbytes, self._inner.irecv(out, source, tag=tag))
 
     def split(self, color: int, *, key: int | None = None) -> Communicator:
         return self._traffic.count(self._inner.split(color, key=key), self._name)
@@ -150,4 +177,38 @@ class CountingCommunicator(ForwardingCommunicator):
         return self._traffic.count(self._inner.subgroup(ranks, tag=tag), self._name)
 
     def _write(self, operation: str, received: float) -> None:
-        self._traffic._write(self._name, operation, received)
+        self._traffic._end(self._traffic._start(self._name, operation, received))
+
+    def _under_way(self, operation: str, received: float, request: Request) -> Request:
+        return _Watched(request, self._traffic, self._traffic._start(self._name, operation, received))
+
+    def _from_others(self, received: Array, sizes: Sequence[int] | None) -> float:
+        """Bytes of an all-to-all's result that are not the rank's own."""
+        if sizes is None:
+            return received.nbytes * (self.size - 1) / self.size
+        return received.nbytes - sizes[self.rank] * (received.nbytes / len(received) if len(received) else 0)
+
+
+@define(eq=False)
+class _Watched:
+    """A request whose end is written down once, by whichever call finds it."""
+
+    _request: Request
+    _traffic: Traffic
+    _call: Call
+    _ended: bool = False
+
+    def wait(self) -> None:
+        self._request.wait()
+        self._end()
+
+    def done(self) -> bool:
+        done = self._request.done()
+        if done:
+            self._end()
+        return done
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._traffic._end(self._call)

@@ -60,12 +60,20 @@ def traffic_is_counted_and_changes_nothing(comm: Communicator) -> None:
     x = np.ones((n, 4))
     check_equal(counted.all_reduce(x), np.full((n, 4), n), "float64", exact=False)
     counted.all_gather(np.ones((rows[comm.rank], 2)), sizes=rows)
-    counted.iall_gather(np.ones(3), out=np.empty(3 * n)).wait()
+    gathering = counted.iall_gather(np.ones(3), out=np.empty(3 * n))
     counted.reduce_scatter(np.ones(sum(rows)), sizes=rows)
     counted.all_to_all(x)
     counted.all_to_all(np.ones(sum(rows)), send_sizes=rows, receive_sizes=[rows[comm.rank]] * n)
     counted.broadcast(x, 0)
     own = rows[comm.rank]
+    receive = [own] * n
+    scattering = counted.ireduce_scatter(np.ones(sum(rows)), sizes=rows, out=np.empty(own))
+    counted.iall_to_all(np.ones(sum(rows)), send_sizes=rows, receive_sizes=receive, out=np.empty(n * own)).wait()
+    for request in (gathering, scattering, gathering):
+        request.wait()
+    ends = [moment.call.operation for moment in traffic.moments if moment.what == "end"]
+    assert ends[-3:] == ["all_to_all", "all_gather", "reduce_scatter"]
+    assert len(traffic.moments) == 2 * len(traffic.calls)
     expected = [
         round(2 * 32 * (n - 1)),
         16 * (sum(rows) - own),
@@ -74,6 +82,8 @@ def traffic_is_counted_and_changes_nothing(comm: Communicator) -> None:
         32 * (n - 1),
         8 * own * (n - 1),
         0 if comm.rank == 0 else 32 * n,
+        8 * own * (n - 1),
+        8 * own * (n - 1),
     ]
     assert [call.received_bytes for call in traffic.calls] == expected
     if n > 1:
@@ -102,6 +112,58 @@ def all_gather_under_way(comm: Communicator, dtype: str) -> None:
     check_equal(outs[1], np.concatenate(list(second)), dtype)
     with raises(ValueError, "iall_gather", "shape"):
         comm.iall_gather(first[comm.rank], out=np.empty((1, 1), dtype))
+
+
+@case(DTYPES, modes=WITH_EACH_WAIT)
+def reduce_scatter_under_way(comm: Communicator, dtype: str) -> None:
+    """Uneven and even at a time, another call between; the first only polled. Equal to the blocking form to the bit."""
+    sizes = uneven(comm.size)
+    first, second = everyone(comm, (sum(sizes), 3), dtype), everyone(comm, (2 * comm.size,), dtype)
+    outs = [np.empty((sizes[comm.rank], 3), dtype), np.empty(2, dtype)]
+    requests = [
+        comm.ireduce_scatter(LAYOUTS["transposed"](first[comm.rank]), sizes=sizes, out=outs[0]),
+        comm.ireduce_scatter(second[comm.rank], "max", out=outs[1]),
+    ]
+    blocking = comm.reduce_scatter(first[comm.rank], sizes=sizes)
+    requests[1].wait()
+    while not requests[0].done():
+        pass
+    requests[0].wait()
+    np.testing.assert_array_equal(outs[0], blocking)
+    start = sum(sizes[: comm.rank])
+    check_equal(outs[0], reduced(first, "sum")[start : start + sizes[comm.rank]], dtype, exact=False)
+    check_equal(outs[1], reduced(second, "max")[2 * comm.rank : 2 * comm.rank + 2], dtype)
+    with raises(ValueError, "ireduce_scatter", "shape"):
+        comm.ireduce_scatter(second[comm.rank], out=np.empty(3, dtype))
+
+
+@case(modes=WITH_EACH_WAIT)
+def all_gather_and_all_to_all_of_different_sizes_under_way(comm: Communicator) -> None:
+    sizes = uneven(comm.size)
+    pieces = [make(rank, (rows, 3), "float32") for rank, rows in enumerate(sizes)]
+    gathered = np.empty((sum(sizes), 3), np.float32)
+    rows = np.array([[(i + 2 * j) % 3 for j in range(comm.size)] for i in range(comm.size)])
+    blocks = [[make(i, (rows[i, j], 2), "float64", salt=j) for j in range(comm.size)] for i in range(comm.size)]
+    exchanged = np.empty((rows[:, comm.rank].sum(), 2))
+    ramp, swapped = np.arange(comm.size) + 100 * comm.rank, np.empty(comm.size, np.int64)
+    requests = [
+        comm.iall_gather(pieces[comm.rank], sizes=sizes, out=gathered),
+        comm.iall_to_all(
+            np.concatenate(blocks[comm.rank]),
+            send_sizes=rows[comm.rank],
+            receive_sizes=rows[:, comm.rank],
+            out=exchanged,
+        ),
+        comm.iall_to_all(ramp, out=swapped),
+    ]
+    for request in reversed(requests):
+        request.wait()
+        assert request.done()
+    check_equal(gathered, np.concatenate(pieces), "float32")
+    check_equal(exchanged, np.concatenate([blocks[i][comm.rank] for i in range(comm.size)]), "float64")
+    check_equal(swapped, 100 * np.arange(comm.size) + comm.rank, "int64")
+    with raises(ValueError, "iall_to_all", "shape"):
+        comm.iall_to_all(ramp, out=np.empty(comm.size + 1, np.int64))
 
 
 @case(modes=WITH_EACH_WAIT)

@@ -65,6 +65,8 @@ def mismatch_of_shapes(comm: Communicator) -> None:
     x = np.zeros((2, 3 + differs(comm)))
     for name in ("all_reduce", "all_gather", "broadcast", "all_to_all"):
         mismatched(comm, lambda name=name: getattr(comm, name)(x), "(2, 3)", "(2, 4)", name)
+    for name in ("iall_gather", "ireduce_scatter", "iall_to_all"):
+        mismatched(comm, lambda name=name: getattr(comm, name)(x, out=x), "(2, 3)", "(2, 4)", name)
 
 
 @case(worlds=(2, 8), modes=("debug",))
