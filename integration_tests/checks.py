@@ -162,6 +162,7 @@ def uneven_shards(communicator: Communicator) -> dict[str, Any]:
     everything = np.array([[10.0 * row + column for column in range(3)] for row in range(5)]).reshape(-1)
     odd.values[...] = everything[odd.start : odd.start + odd.values.size]
     odd.gather()
+    odd.wait()
     gathered = odd.tensor.asnumpy().tolist()
     odd.release()
     weights.add_gradient(odd, np.full((5, 3), communicator.rank + 1.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -82,6 +82,7 @@ def measured(trainer: Trainer) -> dict[str, int]:
     weights, optimizer = trainer.weights, trainer.optimizer
     peak = {"gathered": 0, "saved": 0}
     whole: dict[str, int] = {}
+    turns: list[Sequence[ShardedWeight]] = [()]
 
     def gathered(*_: object) -> None:
         found = sum(sharded.tensor.untyped_storage().size() for sharded in weights if not sharded.stays)
@@ -93,6 +94,12 @@ def measured(trainer: Trainer) -> dict[str, int]:
     def reduced(_: object, sharded: ShardedWeight, gradient: np.ndarray) -> None:
         whole[sharded.weight.name] = gradient.nbytes
 
+    def done(chunk: Chunk, *_: object) -> None:
+        turns.extend([weights[weight.name] for weight in unit.weights] for unit in reversed(chunk.units))
+
+    def of(unit: Sequence[ShardedWeight], *, all_there: bool = True) -> int:
+        return sum(whole.get(held.weight.name, 0) for held in unit if all_there or not held.stays)
+
     with ExitStack() as watching:
         # What is there now has not to be looked through each time.
         gc.freeze()
@@ -101,14 +108,16 @@ def measured(trainer: Trainer) -> dict[str, int]:
         watching.enter_context(after_each_call(ShardedWeights, "add_gradient", reduced))
         watching.enter_context(after_each_call(Chunk, "forward", saved))
         watching.enter_context(after_each_call(Chunk, "backward_input", saved))
+        for name in ("backward", "backward_input", "backward_weight"):
+            watching.enter_context(after_each_call(Chunk, name, done))
         trainer.train_step()
-    units = [unit for chunk in trainer.pipeline.chunks for unit in chunk.units]
-    added_up = [] if trainer.job.plan.reshard_after_forward else [held for held in weights.trainable if not held.stays]
+    reshard = trainer.job.plan.reshard_after_forward
+    # While a unit's gradients are made, those of the unit before are reduced, or all are added up.
+    being_reduced = (of(before if reshard else list(weights), all_there=False) for before in turns)
     return {
         "parameters": weights.values.nbytes,
         "gradients": weights.gradients.nbytes,
-        "whole gradients": max(sum(whole.get(weight.name, 0) for weight in unit.weights) for unit in units)
-        + sum(whole[sharded.weight.name] for sharded in added_up),
+        "whole gradients": max(there + of(unit) for there, unit in zip(being_reduced, turns[1:], strict=False)),
         "optimizer state": sum(
             array.nbytes for array in (optimizer.first_moment, optimizer.second_moment, optimizer.decay)
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from attrs import frozen
 from device_mesh import ParallelMesh
@@ -154,16 +154,11 @@ class Estimate:
         """
         size, reshard = self.job.dtype.itemsize, self.job.plan.reshard_after_forward
         trained = sum(held.elements for held in self.weights if held.trainable)
-        gathered = [self.weights] if not reshard else self.units
+        gathered = list(self._gathered_together()) if reshard else [self.weights]
         return {
             "parameters": sum(held.elements for held in self.weights) * size,
             "gradients": trained * size,
-            # Those of the unit whose backward pass runs, and what is added up before it is reduced.
-            "whole gradients": (
-                max(sum(held.part.size for held in unit if held.trainable) for unit in self.units)
-                + sum(held.part.size for held in self.weights if held.trainable and held.shards > 1 and not reshard)
-            )
-            * size,
+            "whole gradients": self._most_whole_gradients() * size,
             # Two moments, and whether weight decay applies.
             "optimizer state": trained * (2 * size + 1),
             "gathered parameters": max(sum(held.part.size for held in some if held.shards > 1) for some in gathered)
@@ -182,19 +177,47 @@ class Estimate:
             found[axis] += received
         return +found
 
+    def _gathered_together(self) -> Iterator[tuple[HeldWeight, ...]]:
+        """The weights of each unit and the next, which are on their way while it runs (`parallel/prefetch.py`)."""
+        for chunk in self.chunks.values():
+            for first in range(max(1, len(chunk) - 1)):
+                yield _once(chunk[first : first + 2])
+
+    def _most_whole_gradients(self) -> int:
+        """Elements of the gradients of the unit whose backward pass runs, and of what is still to be reduced.
+
+        That is the unit before, or, where gradients are added up before they are reduced, all units.
+        """
+
+        def own(unit: tuple[HeldWeight, ...]) -> int:
+            return sum(held.part.size for held in unit if held.trainable)
+
+        def sharded(unit: tuple[HeldWeight, ...]) -> int:
+            return sum(held.part.size for held in unit if held.trainable and held.shards > 1)
+
+        if not self.job.plan.reshard_after_forward:
+            return max(map(own, self.units)) + sharded(self.weights)
+        backwards = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+        passes = (self.chunks[action.stage] for action in self._computations() if action.kind in backwards)
+        turns = [unit for chunk in passes for unit in reversed(chunk)]
+        return max(sharded(before) + own(unit) for before, unit in pairwise([(), *turns]))
+
     def _most_kept(self) -> int:
         """Elements kept when they are most: each micro-batch under way counts for the stages that it passed."""
-        plan, order = self.job.plan, Order.of(self.job.config.parallelism)
-        pp_rank = self.mesh.axis("pp").index(self.rank)
-        made = schedule(plan.pp, plan.interleave_num, plan.num_accumulation_steps, order)
         changes = {
             Kind.FORWARD: lambda costs: costs.kept,
             Kind.BACKWARD: lambda costs: -costs.kept,
             Kind.BACKWARD_INPUT: lambda costs: costs.left - costs.kept,
             Kind.BACKWARD_WEIGHT: lambda costs: -costs.left,
         }
-        computations = (action for action in _one_by_one(made.programs[pp_rank]) if action.kind in changes)
+        computations = (action for action in self._computations() if action.kind in changes)
         return max(accumulate(changes[action.kind](self.costs[action.stage]) for action in computations))
+
+    def _computations(self) -> Iterator[Action]:
+        """What the rank does in a step, in turn."""
+        plan, order = self.job.plan, Order.of(self.job.config.parallelism)
+        made = schedule(plan.pp, plan.interleave_num, plan.num_accumulation_steps, order)
+        return _one_by_one(made.programs[self.mesh.axis("pp").index(self.rank)])
 
     def _of_weights(self) -> Iterator[tuple[str, int]]:
         plan, size = self.job.plan, self.job.dtype.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import mindspore as ms
@@ -15,6 +15,7 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import later
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
+from parallel_trainer.parallel.prefetch import Prefetch
 
 
 @frozen(eq=False)
@@ -63,8 +64,10 @@ class Chunk:
         # does, MindSpore 2.10 differentiates one use and gives zeros for the other.
         self._tensors = [tuple(sharded.tensor.data for sharded in weights) for weights in self._sharded]
         self._traffic = traffic or Traffic()
+        self._prefetch = Prefetch(
+            self._sharded, weights, keep=not reshard_after_forward, names=self.names, traffic=self._traffic
+        )
         self._whole_gradients: dict[str, np.ndarray] = {}
-        self._kept = [False] * len(self.units)
         self._backwards = []
         for unit in self.units:
             unit.set_grad(True)
@@ -73,13 +76,10 @@ class Chunk:
     def forward(self, x: Tensor, batch: MicroBatch) -> tuple[Tensor, Tape]:
         """Run every unit on `x` (the first chunk's is the token ids); returns the last unit's result and the tape."""
         inputs = []
-        for index, unit in enumerate(self.units):
+        for index in self._prefetch.gathered(range(len(self.units)), "forward"):
             inputs.append(x)
-            with self._traffic.during(f"{self.names[index]} forward"):
-                self._gather(index)
-                x = unit(x, batch, *self._tensors[index])
-                x.asnumpy()  # waits: operators run asynchronously and may still read the weights
-                self._release(index)
+            x = self.units[index](x, batch, *self._tensors[index])
+            x.asnumpy()  # waits: operators run asynchronously and may still read the weights
         return x, Tape(batch, tuple(inputs))
 
     def evaluate(self, x: Tensor, batch: MicroBatch) -> Tensor:
@@ -96,11 +96,9 @@ class Chunk:
 
     def backward(self, tape: Tape, gradient: Tensor) -> Tensor:
         """Given the gradient of `forward`'s result, add all weights' gradients and return the gradient of its `x`."""
-        for index in reversed(range(len(self.units))):
-            with self._traffic.during(f"{self.names[index]} backward"):
-                gradient, of_weights = self._backward(index, tape, gradient)
-                for sharded, of_weight in zip(self._sharded[index], of_weights, strict=True):
-                    self._add(sharded, of_weight)
+        for index in self._prefetch.gathered(reversed(range(len(self.units))), "backward"):
+            gradient, of_weights = self._backward(index, tape, gradient)
+            self._add(zip(self._sharded[index], of_weights, strict=True))
         return gradient
 
     def backward_input(self, tape: Tape, gradient: Tensor) -> tuple[Tensor, Products]:
@@ -109,73 +107,50 @@ class Chunk:
         Gradients that are no such product (of norms, biases, the embedding) are added at once.
         """
         left = []
-        for index in reversed(range(len(self.units))):
-            with self._traffic.during(f"{self.names[index]} backward_input"), later.put_off() as products:
+        for index in self._prefetch.gathered(reversed(range(len(self.units))), "backward_input"):
+            with later.put_off() as products:
                 gradient, of_weights = self._backward(index, tape, gradient)
-                of_unit = []
-                for sharded, tensor, of_weight in zip(
-                    self._sharded[index], self._tensors[index], of_weights, strict=True
-                ):
-                    found = products.of(tensor)
-                    if not found:
-                        self._add(sharded, of_weight)
-                    elif sharded.weight.trainable:
-                        of_unit.append((sharded, found))
-                claimed = sum(len(products.of(tensor)) for tensor in self._tensors[index])
-                assert claimed == len(products), f"{self.names[index]} gives kernels other tensors than its weights"
-                left.append(tuple(of_unit))
+            found = [products.of(tensor) for tensor in self._tensors[index]]
+            assert sum(map(len, found)) == len(products), (
+                f"{self.names[index]} gives kernels other tensors than its weights"
+            )
+            of_unit = tuple(zip(self._sharded[index], of_weights, found, strict=True))
+            self._add((sharded, of_weight) for sharded, of_weight, put_off in of_unit if not put_off)
+            left.append(tuple((held, put_off) for held, _, put_off in of_unit if put_off and held.weight.trainable))
         return gradient, Products(tuple(left))
 
     def backward_weight(self, products: Products) -> None:
         """Compute what `backward_input` left, and add it to the weights' gradients."""
         for name, of_unit in zip(reversed(self.names), products.units, strict=True):
             with self._traffic.during(f"{name} backward_weight"):
-                for sharded, found in of_unit:
-                    self._add(sharded, reduce(np.add, (product() for product in found)))
+                self._add([(sharded, reduce(np.add, (product() for product in found))) for sharded, found in of_unit])
 
     def _backward(self, index: int, tape: Tape, gradient: Tensor) -> tuple[Tensor, list[np.ndarray]]:
         """The gradients of a unit's input and of its weights."""
-        self._gather(index)
         gradient, *of_weights = self._backwards[index](tape.inputs[index], tape.batch, *self._tensors[index], gradient)
         gradient.asnumpy()
-        arrays = [self.weights.widened(of_weight.asnumpy()) for of_weight in of_weights]
-        self._release(index)
-        return gradient, arrays
+        return gradient, [self.weights.widened(of_weight.asnumpy()) for of_weight in of_weights]
 
     def reduce_gradients(self) -> None:
         """Reduce what was added up whole, after the last backward of a step."""
-        for name, gradient in self._whole_gradients.items():
-            self.weights.add_gradient(self.weights[name], gradient)
+        self._prefetch.reduce((self.weights[name], gradient) for name, gradient in self._whole_gradients.items())
         self._whole_gradients.clear()
 
-    def _add(self, sharded: ShardedWeight, gradient: np.ndarray) -> None:
-        name = sharded.weight.name
-        if not sharded.weight.trainable:
-            return
-        if self.reshard_after_forward or sharded.stays:
-            self.weights.add_gradient(sharded, gradient)
-        elif name in self._whole_gradients:
-            self._whole_gradients[name] += gradient
-        else:
-            self._whole_gradients[name] = gradient.copy()
+    def _add(self, of_unit: Iterable[tuple[ShardedWeight, np.ndarray]]) -> None:
+        """Of a unit's weights those that are trainable get their gradients, now or when whole ones are reduced."""
+        at_once = []
+        for sharded, gradient in of_unit:
+            name = sharded.weight.name
+            if not sharded.weight.trainable:
+                continue
+            if self.reshard_after_forward or sharded.stays:
+                at_once.append((sharded, gradient))
+            elif name in self._whole_gradients:
+                self._whole_gradients[name] += gradient
+            else:
+                self._whole_gradients[name] = gradient.copy()
+        self._prefetch.reduce(at_once)
 
     def end_step(self) -> None:
         """Free what was kept gathered: the optimizer is about to change the shards."""
-        for index, kept in enumerate(self._kept):
-            if kept:
-                self._kept[index] = False
-                for sharded in self._sharded[index]:
-                    sharded.release()
-
-    def _gather(self, index: int) -> None:
-        weights = self._sharded[index]
-        for sharded in weights:
-            sharded.gather()
-        if not self.reshard_after_forward and not self._kept[index]:
-            self._kept[index] = True
-            for sharded in weights:
-                sharded.gather()
-
-    def _release(self, index: int) -> None:
-        for sharded in self._sharded[index]:
-            sharded.release()
+        self._prefetch.release_kept()

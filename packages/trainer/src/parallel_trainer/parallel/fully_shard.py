@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
-from device_mesh import Communicator
+from attrs import frozen
+from device_mesh import Communicator, Request
 from mindspore import Tensor, mint
 
 from parallel_trainer.parallel.half import MINDSPORE_DTYPES, carried
@@ -53,6 +54,7 @@ class ShardedWeight:
         self.on_host = on_host
         self.nbytes = holding.part.size * dtype.itemsize
         self.users = 0
+        self._arriving: _Arriving | None = None
         self.values: np.ndarray
         self.tensor: Tensor
 
@@ -88,21 +90,48 @@ class ShardedWeight:
             self.tensor.untyped_storage().resize_(0)
 
     def gather(self) -> None:
-        """Fill the tensor from all shards (all-gather over the shard group), unless a user has it gathered already."""
+        """Start to fill the tensor from all shards (all-gather over the shard group), unless a user has it already."""
         self.users += 1
         if self.users == 1 and not self.stays:
             self.tensor.untyped_storage().resize_(self.nbytes)
             own = self.values.astype(self.dtype, copy=False)
             whole = self.tensor.asnumpy() if self.on_host else np.empty(self.part.shape, self.dtype)
-            self.group.all_gather(carried(own), sizes=self.sizes, out=carried(whole.reshape(-1)))
+            out = carried(whole.reshape(-1))
+            request = self.group.iall_gather(carried(own), sizes=self.sizes, out=out)
+            self._arriving = _Arriving(own, whole, request)
+
+    def wait(self) -> None:
+        """Return once the tensor is filled; each user of it must, after `gather` and before it reads."""
+        if self._arriving:
+            self._arriving.request.wait()
             if not self.on_host:
-                self.tensor.copy_(Tensor.from_numpy(whole))
+                self.tensor.copy_(Tensor.from_numpy(self._arriving.whole))
+            self._arriving = None
 
     def release(self) -> None:
         """Free the tensor's memory when its last user is done."""
         self.users -= 1
         if self.users == 0 and not self.stays:
             self.tensor.untyped_storage().resize_(0)
+
+
+@frozen(eq=False)
+class _Arriving:
+    """A weight on its way: what this rank sends, the whole that arrives, and neither may be touched meanwhile."""
+
+    own: np.ndarray
+    whole: np.ndarray
+    request: Request
+
+
+@frozen(eq=False)
+class _Reducing:
+    """A gradient on its way: all of it, and where this rank's piece of the sum arrives."""
+
+    sharded: ShardedWeight
+    mine: np.ndarray
+    whole: np.ndarray
+    request: Request
 
 
 class ShardedWeights:
@@ -157,6 +186,7 @@ class ShardedWeights:
                 self._areas[area] = slice(self._areas.get(area, sharded.slice).start, size)
         several = sorted({copies for copies, _ in self._areas if copies > 1})
         self._holders = {copies: self._holders_of(copies) for copies in several}
+        self._reducing: list[_Reducing] = []
         self.values = np.empty(size, dtype)
         self.gradients = np.zeros(self.trainable_size, dtype)
         for sharded in self:
@@ -190,13 +220,31 @@ class ShardedWeights:
         return gradient.astype(self.gradients.dtype, copy=False)
 
     def add_gradient(self, sharded: ShardedWeight, gradient: np.ndarray) -> None:
-        """Reduce-scatter a full gradient over the shard group and add this rank's piece to `gradients`."""
+        """Start to reduce-scatter a whole gradient over the shard group, which must be left unchanged meanwhile.
+
+        This rank's piece is added to `gradients` by `finish_reductions`; at once where there is nothing to reduce.
+        """
         flat = np.ascontiguousarray(gradient).reshape(-1)
-        mine = flat if sharded.stays else sharded.group.reduce_scatter(flat, sizes=sharded.sizes)
+        if sharded.stays:
+            self._add(sharded, flat)
+        else:
+            mine = np.empty_like(sharded.values)
+            request = sharded.group.ireduce_scatter(flat, sizes=sharded.sizes, out=mine)
+            self._reducing.append(_Reducing(sharded, mine, flat, request))
+
+    def finish_reductions(self) -> None:
+        """Wait for what `add_gradient` started, and add it up in that order."""
+        for reducing in self._reducing:
+            reducing.request.wait()
+            self._add(reducing.sharded, reducing.mine)
+        self._reducing.clear()
+
+    def _add(self, sharded: ShardedWeight, mine: np.ndarray) -> None:
         self.gradients[sharded.slice] += mine if self.divisor == 1 else mine / self.divisor
 
     def finish_gradients(self) -> None:
         """Add up what all holders of the same elements found: after this gradients are the step's."""
+        self.finish_reductions()
         for (copies, shared), where in self._areas.items():
             area = self.gradients[where]
             if copies > 1:
