@@ -15,6 +15,10 @@ arXiv:1909.08053, section 3):
 - `reduce_from_group`: forward all_reduce, backward nothing; where the pieces of split work are added up.
 - `gather_from_group`: forward all_gather, backward this rank's piece; where pieces of split work are joined.
 
+`start_all_to_all`, and `start` for functions of one's own, return while messages are under way. They are two functions
+with a tensor between them that carries nothing but their order, so the backward pass has the same overlap: it starts
+where the forward ended, and ends where that started, after the gradients of all that was computed between the two.
+
 A backward makes its collective call even if the gradient is zero, so all ranks of a group must
 differentiate the same calls. In a group of one rank every function returns its input. Tensors must have a
 dtype that NumPy has: bfloat16 raises TypeError.
@@ -26,10 +30,12 @@ gathered tensor under the tape, as FSDP does, gathers into a tensor of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from attrs import define
 from mindspore import Tensor
 from mindspore.common import _Function
 
@@ -88,6 +94,26 @@ def reduce_scatter(
     return x if communicator.size == 1 else _ReduceScatter.apply(x, communicator, dim, sizes)
 
 
+def start(
+    forward: Callable[..., Callable[[], Array]],
+    backward: Callable[[Array], Callable[..., Array | tuple[Array, ...]]],
+    *inputs: Tensor,
+    keep: bool = False,
+) -> Callable[[], Tensor]:
+    """Begin a function that communicates; what is returned is called, once, for its result.
+
+    Args:
+        forward: takes the inputs as arrays, starts, and returns what is called for the result.
+        backward: takes the gradient by the result, starts, and returns what is called for the gradients by the inputs:
+            an array, or a tuple of them.
+        inputs: must be left unchanged until the result is there.
+        keep: keep the inputs for the backward pass, where what `backward` returns is called with them.
+    """
+    journey = _Journey(forward, backward, keep)
+    ticket = _Start.apply(journey, *inputs)
+    return lambda: _End.apply(journey, ticket)
+
+
 def all_to_all(
     x: Tensor,
     communicator: Communicator,
@@ -115,6 +141,20 @@ def all_to_all(
     Raises:
         ValueError: `x` lacks a dimension, its size does not divide, or sizes are given for two different dimensions.
     """
+    sizes = {"send_sizes": send_sizes, "receive_sizes": receive_sizes}
+    return start_all_to_all(x, communicator, split_dim=split_dim, concat_dim=concat_dim, **sizes)()
+
+
+def start_all_to_all(
+    x: Tensor,
+    communicator: Communicator,
+    *,
+    split_dim: int = 0,
+    concat_dim: int = 0,
+    send_sizes: Sequence[int] | None = None,
+    receive_sizes: Sequence[int] | None = None,
+) -> Callable[[], Tensor]:
+    """Begin an `all_to_all`; what is returned is called, once, for its result, and `x` left unchanged until then."""
     _check_dim(x, split_dim, "all_to_all")
     _check_dim(x, concat_dim, "all_to_all")
     split, concat = split_dim % x.ndim, concat_dim % x.ndim
@@ -129,8 +169,56 @@ def all_to_all(
             f"{x.shape[split]} must be a multiple of {communicator.size}, or send_sizes and receive_sizes be given"
         )
     if communicator.size == 1:
-        return x
-    return _AllToAll.apply(x, communicator, split, concat, send_sizes, receive_sizes)
+        return lambda: x
+    there = partial(_start_exchange, communicator, split, concat, send_sizes, receive_sizes)
+    back = partial(_start_exchange, communicator, concat, split, receive_sizes, send_sizes)
+    return start(there, back, x)
+
+
+@define(eq=False)
+class _Journey:
+    """What is under way between the two functions of a pair: the result, or in the backward pass the gradients."""
+
+    forward: Callable[..., Callable[[], Array]]
+    backward: Callable[[Array], Callable[..., Array | tuple[Array, ...]]]
+    keep: bool
+    _arriving: Callable[..., Any] | None = None
+
+    def start(self, arriving: Callable[..., Any]) -> None:
+        self._arriving = arriving
+
+    def arrive(self, *arguments: Array) -> Any:
+        assert self._arriving is not None, "what start() returns is called once, and so is each half of the backward"
+        arriving, self._arriving = self._arriving, None
+        return arriving(*arguments)
+
+
+class _Start(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, journey: _Journey, *inputs: Tensor) -> Tensor:
+        ctx.journey = journey
+        if journey.keep:
+            ctx.save_for_backward(*inputs)
+        journey.start(journey.forward(*(tensor.asnumpy() for tensor in inputs)))
+        return _ticket(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        kept = ctx.saved_tensors if ctx.journey.keep else ()
+        gradients = ctx.journey.arrive(*(tensor.asnumpy() for tensor in kept))
+        return None, *map(_tensor, gradients if isinstance(gradients, tuple) else (gradients,))
+
+
+class _End(_Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, journey: _Journey, ticket: Tensor) -> Tensor:
+        ctx.journey = journey
+        return _tensor(journey.arrive())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        ctx.journey.start(ctx.journey.backward(grad.asnumpy()))
+        return None, _ticket(grad)
 
 
 class _AllReduce(_Function):  # type: ignore[misc]
@@ -200,25 +288,6 @@ class _ReduceScatter(_Function):  # type: ignore[misc]
         return _tensor(_gather(grad.asnumpy(), *ctx.arguments)), None, None, None
 
 
-class _AllToAll(_Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        communicator: Communicator,
-        split: int,
-        concat: int,
-        send_sizes: Sequence[int] | None,
-        receive_sizes: Sequence[int] | None,
-    ) -> Tensor:
-        ctx.arguments = communicator, concat, split, receive_sizes, send_sizes
-        return _tensor(_exchange(x.asnumpy(), communicator, split, concat, send_sizes, receive_sizes))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        return _tensor(_exchange(grad.asnumpy(), *ctx.arguments)), None, None, None, None, None
-
-
 def _gather(x: Array, communicator: Communicator, dim: int, sizes: Sequence[int] | None) -> Array:
     return np.moveaxis(communicator.all_gather(np.moveaxis(x, dim, 0), sizes=sizes), 0, dim)
 
@@ -227,23 +296,36 @@ def _scatter(x: Array, communicator: Communicator, dim: int, sizes: Sequence[int
     return np.moveaxis(communicator.reduce_scatter(np.moveaxis(x, dim, 0), sizes=sizes), 0, dim)
 
 
-def _exchange(
-    x: Array,
+def _start_exchange(
     communicator: Communicator,
     split: int,
     concat: int,
     send_sizes: Sequence[int] | None,
     receive_sizes: Sequence[int] | None,
-) -> Array:
+    x: Array,
+) -> Callable[[], Array]:
     if split == concat:
-        rows = np.moveaxis(x, split, 0)
-        return np.moveaxis(communicator.all_to_all(rows, send_sizes=send_sizes, receive_sizes=receive_sizes), 0, split)
-    pieces = communicator.all_to_all(np.stack(np.split(x, communicator.size, split)))
-    return np.concatenate(list(pieces), concat)
+        sent = np.moveaxis(x, split, 0)
+        rows = len(sent) if receive_sizes is None else sum(receive_sizes)
+        received = np.empty((rows, *sent.shape[1:]), x.dtype)
+    else:
+        sent = np.stack(np.split(x, communicator.size, split))
+        received = np.empty_like(sent)
+    request = communicator.iall_to_all(sent, send_sizes=send_sizes, receive_sizes=receive_sizes, out=received)
+
+    def arrived() -> Array:
+        request.wait()
+        return np.moveaxis(received, 0, split) if split == concat else np.concatenate(list(received), concat)
+
+    return arrived
 
 
 def _tensor(x: Array) -> Tensor:
     return Tensor.from_numpy(np.asarray(x, order="C"))
+
+
+def _ticket(like: Tensor) -> Tensor:
+    return Tensor.from_numpy(np.zeros(1, like.asnumpy().dtype))
 
 
 def _check_dim(x: Tensor, dim: int, call: str) -> None:

@@ -189,6 +189,24 @@ def gradient_of_all_to_all_between_dims(comm: Communicator, dtype: str, dims: st
 
 
 @case(worlds=GRADIENT_WORLDS, modes=("plain",))
+def gradients_of_two_exchanges_under_way(comm: Communicator) -> None:
+    """The second starts before the first ends, forward and backward; each gets its own result and gradient."""
+    from device_mesh import autograd
+
+    n = comm.size
+    x, weights = everyone(comm, (n, 2, 3), "float64"), everyone(comm, (n, 2, 3), "float64", salt=1)
+
+    def both(t: Any) -> Any:
+        first = autograd.start_all_to_all(t, comm)
+        second = autograd.start_all_to_all(t * t, comm)
+        return first() + second()
+
+    y, grad = gradient(both, x[comm.rank], weights[comm.rank])
+    check_equal(y, x[:, comm.rank] + x[:, comm.rank] ** 2, "float64", exact=False)
+    check_equal(grad, weights[:, comm.rank] * (1 + 2 * x[comm.rank]), "float64", exact=False)
+
+
+@case(worlds=GRADIENT_WORLDS, modes=("plain",))
 def all_to_all_refuses_what_it_cannot_divide(comm: Communicator) -> None:
     from device_mesh import autograd
     from mindspore import Tensor

@@ -7,10 +7,12 @@ scaled by the weights for the rows and multiplied with the rows for the weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from attrs import frozen
 
-from moe_dispatch.exchange import Exchange, Spread
+from moe_dispatch.exchange import Arriving, Exchange, Spread
 from moe_dispatch.layout import Array, Ints
 from moe_dispatch.row_sums import scale_rows
 
@@ -20,7 +22,9 @@ class Route:
     """Where a rank's tokens go and come back from. Made by a dispatcher's `route`.
 
     Every method is a collective: all ranks of the group call the same ones in the same order, also with no tokens
-    and with no rows. Arrays are float32 or float64, those of one call alike, and results have their dtype.
+    and with no rows. Methods that begin with `start` send what their namesakes send and return at once; their result is
+    called, once, for what comes, and what they were given must be left unchanged until then. Arrays are float32 or
+    float64, those of one call alike, and results have their dtype.
     T tokens of this rank, K experts of each, H numbers in a row, R rows that this rank's experts get.
 
     Attributes:
@@ -43,23 +47,42 @@ class Route:
 
     def dispatch(self, tokens: Array) -> Array:
         """tokens (T, H) of this rank; (R, H) for its experts: by expert, then source rank, then token."""
+        return self.start_dispatch(tokens)()
+
+    def start_dispatch(self, tokens: Array) -> Arriving:
+        """`dispatch`; with two steps, the first is under way."""
         _check(tokens, "tokens", self.num_tokens)
-        for spread in self._spreads:
-            tokens = spread.there(tokens)
-        return tokens
+        first = self._spreads[0].start_there(tokens)
+
+        def arrived() -> Array:
+            rows = first()
+            for spread in self._spreads[1:]:
+                rows = spread.there(rows)
+            return rows
+
+        return arrived
 
     def combine(self, rows: Array, weights: Array) -> Array:
         """(T, H): for each token the sum over k of weights[t, k] times the row of its k-th expert.
 
         rows (R, H) in the order in which `dispatch` gave them; weights (T, K) of this rank's tokens.
         """
+        return self.start_combine(rows, weights)()
+
+    def start_combine(self, rows: Array, weights: Array) -> Arriving:
+        """`combine`; with two steps, the first is under way."""
         _check(rows, "rows", self.num_rows)
-        return self._gather(rows, self._weights_of_slots(weights, rows))
+        self._check_weights(weights, rows)
+        return self._start_gather(rows, lambda: self._weights_of_slots(weights))
 
     def dispatch_gradient(self, d_rows: Array) -> Array:
         """The gradient by tokens, (T, H), of a loss whose gradient by dispatched rows is d_rows (R, H)."""
+        return self.start_dispatch_gradient(d_rows)()
+
+    def start_dispatch_gradient(self, d_rows: Array) -> Arriving:
+        """`dispatch_gradient`; with two steps, the first is under way."""
         _check(d_rows, "d_rows", self.num_rows)
-        return self._gather(d_rows, None)
+        return self._start_gather(d_rows, lambda: None)
 
     def combine_gradient(self, d_out: Array, rows: Array, weights: Array) -> tuple[Array, Array]:
         """The gradients by rows, (R, H), and by weights, (T, K), for d_out (T, H), the gradient by the result.
@@ -73,27 +96,44 @@ class Route:
                 f"d_out has shape {d_out.shape} and dtype {d_out.dtype}, rows have shape {rows.shape} and dtype "
                 f"{rows.dtype}: as gradient by their combination it must have as many columns and the same dtype"
             )
-        slot_weights = self._weights_of_slots(weights, rows)
-        last = self._spreads[-1].exchange
-        d_rows = self.dispatch(d_out)
-        d_weights = last.back(scale_rows(d_rows, last.there(slot_weights), rows))
-        for slots in reversed(self._slots):
-            d_weights = slots.back(d_weights)
-        return d_rows, d_weights.reshape(self.num_tokens, self.top_k)
+        self._check_weights(weights, rows)
+        return self.start_combine_gradient(d_out)(rows, weights)
 
-    def _gather(self, rows: Array, slot_weights: Array | None) -> Array:
-        rows = self._spreads[-1].back(rows, slot_weights)
-        for spread in reversed(self._spreads[:-1]):
-            rows = spread.back(rows)
-        return rows
+    def start_combine_gradient(self, d_out: Array) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """`combine_gradient`; what it returns is called with rows and weights."""
+        arriving = self.start_dispatch(d_out)
 
-    def _weights_of_slots(self, weights: Array, rows: Array) -> Array:
+        def arrived(rows: Array, weights: Array) -> tuple[Array, Array]:
+            d_rows, last = arriving(), self._spreads[-1].exchange
+            d_weights = last.back(scale_rows(d_rows, last.there(self._weights_of_slots(weights)), rows))
+            for slots in reversed(self._slots):
+                d_weights = slots.back(d_weights)
+            return d_rows, d_weights.reshape(self.num_tokens, self.top_k)
+
+        return arrived
+
+    def _start_gather(self, rows: Array, slot_weights: Callable[[], Array | None]) -> Arriving:
+        last = self._spreads[-1]
+        returning = last.exchange.start_carry_back(rows)
+
+        def arrived() -> Array:
+            weights = slot_weights()
+            gathered = last.add(returning(), weights)
+            for spread in reversed(self._spreads[:-1]):
+                gathered = spread.back(gathered)
+            return gathered
+
+        return arrived
+
+    def _check_weights(self, weights: Array, rows: Array) -> None:
         if weights.shape != (self.num_tokens, self.top_k) or weights.dtype != rows.dtype:
             raise ValueError(
                 f"weights have shape {weights.shape} and dtype {weights.dtype}, but this route has {self.num_tokens} "
                 f"tokens with top_k {self.top_k}, and the rows are {rows.dtype}: they must have shape "
                 f"{(self.num_tokens, self.top_k)} and dtype {rows.dtype}"
             )
+
+    def _weights_of_slots(self, weights: Array) -> Array:
         values = weights.reshape(-1)
         for slots in self._slots:
             values = slots.there(values)

@@ -84,6 +84,35 @@ def equals_the_plain_dispatcher(comm: Communicator, ranks_per_node: int, dtype: 
         np.testing.assert_allclose(actual, right, rtol=rounding)
 
 
+def two_batches_are_under_way(comm: Communicator, ranks_per_node: int | None) -> None:
+    """To experts and back at a time, each awaited after the other was sent, they come as they do one by one."""
+    num_experts = EXPERTS_PER_RANK * comm.size
+    plain = AllToAllDispatcher(comm, num_experts)
+    dispatcher = plain if ranks_per_node is None else DeredundantDispatcher(comm, num_experts, ranks_per_node)
+    batches = [random_batch(comm.rank, kind, num_experts, HIDDEN, "float64") for kind in ("random", "some ranks empty")]
+    routes = [dispatcher.route(batch.expert_ids) for batch in batches]
+    both = list(zip(routes, batches, strict=True))
+    rows = [route.dispatch(batch.tokens) for route, batch in both]
+    out = [route.combine(x, batch.weights) for (route, batch), x in zip(both, rows, strict=True)]
+    d_rows = [
+        route.combine_gradient(batch.d_out, x, batch.weights) for (route, batch), x in zip(both, rows, strict=True)
+    ]
+
+    there = [route.start_dispatch(batch.tokens) for route, batch in both]
+    for arriving, right in zip(there, rows, strict=True):
+        np.testing.assert_array_equal(arriving(), right)
+    back = [route.start_combine(x, batch.weights) for (route, batch), x in zip(both, rows, strict=True)]
+    gradients = [route.start_combine_gradient(batch.d_out) for route, batch in both]
+    of_tokens = [route.start_dispatch_gradient(x) for route, x in zip(routes, rows, strict=True)]
+    for returning, right in zip(back, out, strict=True):
+        np.testing.assert_array_equal(returning(), right)
+    for arriving, (_, batch), x, right in zip(gradients, both, rows, d_rows, strict=True):
+        for actual, expected in zip(arriving(x, batch.weights), right, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+    for returning, route, x in zip(of_tokens, routes, rows, strict=True):
+        np.testing.assert_array_equal(returning(), route.dispatch_gradient(x))
+
+
 def sends_a_token_to_a_node_once(comm: Communicator, ranks_per_node: int) -> None:
     num_experts, top_k, dtype = 4 * comm.size, 4, "float32"
     expert_ids = random_batch(comm.rank, "all experts", num_experts, HIDDEN, dtype).expert_ids[:, :top_k]
@@ -150,6 +179,7 @@ for world, nodes in NODES.items():
                 CASES[world, f"{way}, {kind}, {dtype}"] = partial(
                     matches_the_dense_layer, ranks_per_node=per_node, kind=kind, dtype=dtype
                 )
+        CASES[world, f"{way}, under way"] = partial(two_batches_are_under_way, ranks_per_node=per_node)
         if per_node is not None:
             for dtype in ("float64", "float32"):
                 CASES[world, f"{way}, plain, {dtype}"] = partial(

@@ -22,7 +22,7 @@ from parallel_trainer.models.rope import frequencies
 from parallel_trainer.models.router import Routing
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.models.unit import Unit
-from parallel_trainer.parallel.expert_parallel import ExpertParallel
+from parallel_trainer.parallel.expert_parallel import ExpertParallel, Halves
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
 
@@ -144,9 +144,21 @@ class FeedForward:
         return cls(name, matrices, hidden, inner)
 
     def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
-        x_NH = used.tp.enter(x_TH)
-        gate, up = (used.linear(x_NH, f"{self.name}.{matrix}") for matrix in ("gate_proj", "up_proj"))
-        return used.row_linear(used.tp.kernels.swiglu(gate, up), f"{self.name}.down_proj")
+        first, second = self.halves(used)
+        return second(first(x_TH))
+
+    def halves(self, used: Used) -> Halves:
+        """The way to what is between the matrices, and on from there."""
+
+        def first(x_TH: Tensor) -> Tensor:
+            x_NH = used.tp.enter(x_TH)
+            gate, up = (used.linear(x_NH, f"{self.name}.{matrix}") for matrix in ("gate_proj", "up_proj"))
+            return used.tp.kernels.swiglu(gate, up)
+
+        def second(inner_NI: Tensor) -> Tensor:
+            return used.row_linear(inner_NI, f"{self.name}.down_proj")
+
+        return first, second
 
     def costs(self, rank: OnRank) -> Costs:
         """Kept are what comes in, gate, up, its sigmoid and the product."""
@@ -186,15 +198,15 @@ class Experts:
 
     def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
         ids_TK, weights_TK = self._route(x_TH, batch, used)
-        out_TH = self._ep.experts(
+        return self._ep.experts(
             self.layer,
             x_TH,
             ids_TK,
             weights_TK,
             used["mlp.experts.gate_up_proj"],
             used["mlp.experts.down_proj"],
+            beside=self._shared.halves(used) if self._shared else None,
         )
-        return out_TH + self._shared(x_TH, batch, used) if self._shared else out_TH
 
     def _route(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> tuple[np.ndarray, Tensor]:
         """The experts of each token, int64 (T, K), and their weights."""

@@ -7,7 +7,7 @@ How tokens travel is `moe_dispatch`'s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from device_mesh import Communicator, connect
 from mindspore import Tensor
 from mindspore.common import _Function
 from moe_dispatch import AllToAllDispatcher, DeredundantDispatcher
-from moe_dispatch.mindspore import combine, dispatch
+from moe_dispatch.mindspore import start_combine, start_dispatch
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels.interface import Kernels
@@ -24,6 +24,8 @@ from parallel_trainer.parallel.fully_shard import ShardedWeight
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 
 Dispatcher = AllToAllDispatcher | DeredundantDispatcher
+Halves = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+"""What all tokens go through beside experts, in two steps."""
 
 
 @frozen(eq=False)
@@ -53,9 +55,20 @@ class ExpertParallel:
         return cls(kernels, dispatcher, RoutingRecord(layers, num_experts))
 
     def experts(
-        self, layer: str, x_TH: Tensor, ids_TK: np.ndarray, weights_TK: Tensor, gate_up: Tensor, down: Tensor
+        self,
+        layer: str,
+        x_TH: Tensor,
+        ids_TK: np.ndarray,
+        weights_TK: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        beside: Halves | None = None,
     ) -> Tensor:
-        """The sum over k of weights[t, k] times what expert ids[t, k] makes of token t, (T, H).
+        """The sum over k of weights[t, k] times what expert ids[t, k] makes of token t, (T, H), and what is `beside`.
+
+        The first half of that is computed while tokens are on their way to experts, the second while results are on
+        their way back; in the backward pass likewise.
 
         x (T, H) are this rank's tokens; gate_up (E/ep, 2I, H) and down (E/ep, H, I) its experts. Collective over the
         expert-parallel ranks, forward and backward, whether or not a rank gets a token.
@@ -63,8 +76,13 @@ class ExpertParallel:
         assert self.dispatcher is not None, "a model with experts says how many when its ExpertParallel is made"
         self.record.add_tokens(layer, ids_TK)
         route = self.dispatcher.route(ids_TK)
-        rows_RH = self.kernels.grouped_mlp(dispatch(x_TH, route), route.counts, gate_up, down)
-        return combine(rows_RH, weights_TK, route)
+        arriving = start_dispatch(x_TH, route)
+        half = beside[0](x_TH) if beside else x_TH
+        rows_RH = self.kernels.grouped_mlp(arriving(), route.counts, gate_up, down)
+        returning = start_combine(rows_RH, weights_TK, route)
+        beside_TH = beside[1](half) if beside else None
+        out_TH = returning()
+        return out_TH if beside_TH is None else out_TH + beside_TH
 
     def balanced(
         self,
