@@ -120,7 +120,8 @@ class AttentionCell(nn.Cell):
         self.set_grad(True)
 
     def construct(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attention(q, k, v, scale=self._scale, mask=self._mask)
+        brought = [self._attention.bring(x) for x in (q, k, v)]
+        return self._attention(*(arriving() for arriving in brought), scale=self._scale, mask=self._mask)
 
 
 def _run(attention: Attention, arrays: list[np.ndarray], mask: CompressedMask) -> tuple[np.ndarray, ...]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from late_groups import LateMirror, Note, Noted
 from mask_compression import from_lengths
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 from parallel_config import ParallelPlan, loads
 from parallel_trainer.balance import attention_work
 from parallel_trainer.batch import MicroBatch, look_ahead
@@ -16,7 +17,8 @@ from parallel_trainer.data.indexed import IndexedWriter
 from parallel_trainer.data.sample import make_sample, stack
 from parallel_trainer.data.settings import SampleSettings
 from parallel_trainer.job import prepare
-from parallel_trainer.parallel.context_parallel import cut, repeat_heads
+from parallel_trainer.kernels import kernels
+from parallel_trainer.parallel.context_parallel import LocalAttention, UlyssesAttention, cut, repeat_heads
 from parallel_trainer.parallel.sequence import shards
 
 
@@ -89,6 +91,40 @@ def test_nothing_is_ahead_of_the_last_token_of_a_document_that_is_kept_apart() -
     assert batch.ahead is not None
     assert batch.ahead.loss_mask.tolist() == [[1, 1, 1, 0, 1, 0], [1, 0, 1, 1, 1, 0]]
     assert batch.mask is apart
+
+
+class OnTheirWay(nn.Cell):
+    """Ulysses of one tensor, from which queries, keys and values are made one after the other."""
+
+    def __init__(self, attention: UlyssesAttention, note: Note) -> None:
+        super().__init__()
+        self._attention, self._note = attention, note
+
+    def construct(self, x: Tensor) -> Tensor:
+        q, k, v = (self._attention.bring(Noted.apply(x, self._note, name)) for name in ("q", "k", "v"))
+        return self._attention(q(), k(), v(), scale=1.0, mask=from_lengths([[4]]))
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_queries_travel_while_keys_and_values_are_made(under_way: bool) -> None:
+    """What is read before it has come is not a number."""
+    events: list[str] = []
+    inner = LocalAttention(kernels("cpu"))
+    cell = OnTheirWay(UlyssesAttention(LateMirror(events.append), inner, under_way=under_way), events.append)  # type: ignore[arg-type]
+    cell.set_grad()
+    x = Tensor(np.random.default_rng(0).standard_normal((1, 2, 2, 3)))
+    out = cell(x)
+    (gradient,) = ops.GradOperation(get_all=True, sens_param=True)(cell)(x, out)
+    assert np.isfinite(out.asnumpy()).all()
+    assert np.isfinite(gradient.asnumpy()).all()
+    whole = ["send", "arrived"]
+    if under_way:
+        there = ["q", "send", "k", "send", "v", "send", "arrived", "arrived", "arrived"]
+        back = [*["send"] * 3, "arrived", "v backward", "arrived", "k backward", "arrived", "q backward"]
+    else:
+        there = ["q", *whole, "k", *whole, "v", *whole]
+        back = [*whole, "v backward", *whole, "k backward", *whole, "q backward"]
+    assert events == [*there, *whole, *whole, *back]
 
 
 def test_copied_heads_sum_their_gradients() -> None:

@@ -120,20 +120,17 @@ class LatentAttention:
         q_NC, kv_NC, k_NR = self._latents(x_TH, used)
         queries = "self_attn.q_proj" if config.q_lora_rank is None else "self_attn.q_b_proj"
         rows = batch.input_ids.shape
+        table, interleaved = self._rotary_tables[batch], config.rope_interleave
         q_BSND = used.linear(q_NC, queries).reshape(*rows, -1, self._qk_size)
+        q = self._attention.bring(kernels.rotary(q_BSND, table, interleaved=interleaved))
         kv_BSND = used.linear(kv_NC, "self_attn.kv_b_proj").reshape(
             *rows, -1, config.qk_nope_head_dim + config.v_head_dim
         )
         k_BSND, v_BSND = kernels.split(kv_BSND, (config.qk_nope_head_dim, config.v_head_dim))
-        table, interleaved = self._rotary_tables[batch], config.rope_interleave
+        v = self._attention.bring(v_BSND)
         k_BS1R = kernels.rotary(k_NR.reshape(*rows, 1, -1), table, interleaved=interleaved)
-        out_BSND = self._attention(
-            kernels.rotary(q_BSND, table, interleaved=interleaved),
-            kernels.concat(k_BSND, k_BS1R),
-            v_BSND,
-            scale=config.softmax_scale,
-            mask=batch.mask,
-        )
+        k = self._attention.bring(kernels.concat(k_BSND, k_BS1R))
+        out_BSND = self._attention(q(), k(), v(), scale=config.softmax_scale, mask=batch.mask)
         return used.row_linear(out_BSND.reshape(q_NC.shape[0], -1), "self_attn.o_proj")
 
     def costs(self, rank: OnRank) -> Costs:

@@ -94,15 +94,18 @@ class GroupedQueryAttention:
 
     def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
         x_NH = used.tp.enter(x_TH)
+
         # Heads are what the weights hold, which may be a part of the model's.
-        q_BSND, k_BSKD, v_BSKD = (
-            used.linear(x_NH, f"self_attn.{name}").reshape(*batch.input_ids.shape, -1, self._head_dim)
-            for name in ("q_proj", "k_proj", "v_proj")
-        )
-        kernels, table = used.tp.kernels, self._rotary_tables[batch]
-        q_BSND = kernels.rotary(used.norm(q_BSND, "self_attn.q_norm"), table)
-        k_BSKD = kernels.rotary(used.norm(k_BSKD, "self_attn.k_norm"), table)
-        out_BSND = self._attention(q_BSND, k_BSKD, v_BSKD, scale=self._head_dim**-0.5, mask=batch.mask)
+        def of(name: str) -> Tensor:
+            heads = used.linear(x_NH, f"self_attn.{name}_proj").reshape(*batch.input_ids.shape, -1, self._head_dim)
+            if name == "v":
+                return heads
+            normed = used.norm(heads, f"self_attn.{name}_norm")
+            return used.tp.kernels.rotary(normed, self._rotary_tables[batch])
+
+        # Queries may travel while keys are made, and keys while values are.
+        q, k, v = (self._attention.bring(of(name)) for name in ("q", "k", "v"))
+        out_BSND = self._attention(q(), k(), v(), scale=self._head_dim**-0.5, mask=batch.mask)
         return used.row_linear(out_BSND.reshape(x_NH.shape[0], -1), "self_attn.o_proj")
 
     def costs(self, rank: OnRank) -> Costs:

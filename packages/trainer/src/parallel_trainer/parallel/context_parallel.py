@@ -13,7 +13,7 @@ communicated:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -27,19 +27,34 @@ from parallel_config import ParallelPlan
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels.interface import Kernels
-from parallel_trainer.parallel.exchange import exchange_together
 from parallel_trainer.parallel.ring_attention import RingAttention
 from parallel_trainer.parallel.sequence import Ranges, attention_blocks
 
 
 class Attention(Protocol):
-    """Softmax attention of the rank's own tokens, within what the mask lets them see of the whole sequences."""
+    """Softmax attention of the rank's own tokens, within what the mask lets them see of the whole sequences.
+
+    Queries, keys and values are each given to `bring` as soon as they are made, and may travel while the next are. Both
+    methods are collective over the context-parallel group, and so is what `bring` returns.
+    """
+
+    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+        """Send q (B, S, heads, D), k (B, S, kv_heads, D) or v (B, S, kv_heads, Dv) of the rank's S tokens to where they
+        attend. What is returned is called, once, for what to attend with."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
-        """q (B, S, heads, D), k (B, S, kv_heads, D), v (B, S, kv_heads, Dv) of the rank's S tokens; (B, S, heads, Dv).
+        """Of queries, keys and values that were brought, the result for the rank's own tokens, (B, S, heads, Dv).
 
-        mask: of the B whole sequences. Collective over the context-parallel group.
+        mask: of the B whole sequences.
         """
+
+
+class Here:
+    """Attention whose queries, keys and values stay on the rank that made them until all are there."""
+
+    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+        """See `Attention.bring`: nothing is sent."""
+        return lambda: x
 
 
 def cut(batch: MicroBatch, shard: SequenceShard) -> MicroBatch:
@@ -72,11 +87,11 @@ def build_attention(kernels: Kernels, plan: ParallelPlan, seq_length: int, group
         inner = GatheredAttention(kernels, outer, blocks)
     if degree == 1:
         return inner
-    return UlyssesAttention(group.split(group.rank // degree), inner, together=plan.context_parallel_async)
+    return UlyssesAttention(group.split(group.rank // degree), inner, under_way=plan.context_parallel_async)
 
 
 @frozen(eq=False)
-class LocalAttention:
+class LocalAttention(Here):
     """Attention of a rank that has all tokens; `ranges`: in which order, None for that of the sequence."""
 
     kernels: Kernels
@@ -87,7 +102,7 @@ class LocalAttention:
 
 
 @frozen(eq=False)
-class GatheredAttention:
+class GatheredAttention(Here):
     """Keys and values of all ranks of `group` are gathered before attention, and their gradients reduced after it.
 
     blocks: the positions that each rank of the group holds.
@@ -115,22 +130,26 @@ class UlyssesAttention:
     """Every rank of `group` gives up heads for tokens, attends with `inner`, and gets its tokens back with all heads.
 
     Key/value heads that the group's size does not divide are copied until it does; their gradients are summed. With
-    `together` the three exchanges before attention are under way at the same time.
+    `under_way` queries travel while keys are computed, and both while values are; in the backward pass the gradients of
+    those that came first travel while that of the last is used.
     Jacobs et al., "DeepSpeed Ulysses", arXiv:2309.14509.
     """
 
     group: Communicator
     inner: Attention
-    together: bool = False
+    under_way: bool = False
+
+    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+        """See `Attention.bring`: all tokens of the group come, with a part of the heads."""
+        heads = x.shape[2]
+        repeated = repeat_heads(x, math.lcm(heads, self.group.size) // heads)
+        arriving = autograd.start_all_to_all(repeated, self.group, split_dim=2, concat_dim=1)
+        if self.under_way:
+            return arriving
+        brought = arriving()
+        return lambda: brought
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
-        kv_heads = k.shape[2]
-        copies = math.lcm(kv_heads, self.group.size) // kv_heads
-        qkv = (q, *(repeat_heads(x, copies) for x in (k, v)))
-        if self.together:
-            q, k, v = exchange_together(qkv, self.group, split_dim=2, concat_dim=1)
-        else:
-            q, k, v = (autograd.all_to_all(x, self.group, split_dim=2, concat_dim=1) for x in qkv)
         out = self.inner(q, k, v, scale=scale, mask=mask)
         return autograd.all_to_all(out, self.group, split_dim=1, concat_dim=2)
 
