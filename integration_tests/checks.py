@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any
 from weakref import WeakSet
 
@@ -358,6 +358,44 @@ def layer_traffic(communicator: Communicator) -> dict[str, list[list[Any]]]:
     }
 
 
+def experts_meanwhile(communicator: Communicator) -> dict[str, list[str]]:
+    """What starts and ends over tensor and expert parallelism in a layer with a shared expert, by part of the step."""
+    moments = _moments(
+        communicator, Case(tp=communicator.size, ep=communicator.size, model=Model(architecture="deepseek_v3"))
+    )
+    return {
+        part: [f"{axis} {moment}" for axis, _, during, moment in moments if during == part and axis in ("tp", "ep")]
+        for part in ("layers.1 forward", "layers.1 backward")
+    }
+
+
+def units_meanwhile(communicator: Communicator) -> dict[str, list[str]]:
+    """By what travels, what it does before, while and after a unit runs, which calls of tensor parallelism show."""
+    moments = _moments(communicator, Case(dp_shard=communicator.size // 2, tp=2, reshard="always"))
+    found = {}
+    for operation, travelling, running in (
+        ("all_gather", "layers.1 forward", "layers.0 forward"),
+        ("all_gather", "layers.0 backward", "layers.1 backward"),
+        ("reduce_scatter", "layers.1 backward", "layers.0 backward"),
+    ):
+        both = [
+            moment if axis == "fsdp" else "the unit runs"
+            for axis, called, during, moment in moments
+            if (axis, called, during) == ("fsdp", operation, travelling) or (axis, during) == ("tp", running)
+        ]
+        found[f"{operation} of {travelling}"] = [what for what, _ in groupby(both)]
+    return found
+
+
+def _moments(communicator: Communicator, case: Case) -> list[tuple[str, str, str, str]]:
+    """Axis, operation, part and "start" or "end" of all that a rank calls in a step."""
+    traffic = Traffic()
+    Trainer(prepare(loads(case.yaml(corpora())), communicator.size), communicator, traffic=traffic).train_step()
+    found = [(moment.call.group, moment.call.operation, moment.call.during, moment.what) for moment in traffic.moments]
+    assert sum(what == "start" for *_, what in found) == sum(what == "end" for *_, what in found)
+    return found
+
+
 def calls_of_one_rank(communicator: Communicator) -> dict[str, list[list[Any]]]:
     """Every call of a step on one rank, with all that a plan of one rank can have."""
     traffic = Traffic()
@@ -426,6 +464,8 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     even_communication: (2, 4, 8),
     expert_exchange: (2, 4, 8),
     layer_traffic: (2, 4),
+    experts_meanwhile: (2, 4),
+    units_meanwhile: (4,),
     calls_of_one_rank: (1,),
     live_activations: (4,),
     router_that_is_not_finite: (2, 4),

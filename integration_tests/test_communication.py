@@ -52,6 +52,23 @@ def test_a_block_gathers_and_scatters_twice_each_way(reports: Reports, world: in
     assert found["head backward"] == [["reduce_scatter", border]]
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_shared_expert_is_computed_while_tokens_and_results_travel(reports: Reports, world: int) -> None:
+    """Its borders of tensor parallelism lie within the exchanges of expert parallelism, forward and backward."""
+    found = reports[world]["checks"]["experts_meanwhile"]
+    attention, counts, weights = ["tp start", "tp end"] * 3, ["ep start", "ep end"], ["ep start", "ep end"] * 2
+    within = ["ep start", "tp start", "tp end", "ep end"]
+    assert found["layers.1 forward"] == [*attention, *counts, *within, *within]
+    # Results' gradients while the shared expert's last matrix is differentiated, tokens' while its first are.
+    assert found["layers.1 backward"] == [*within, *weights, *within, *attention[2:]]
+
+
+def test_weights_and_gradients_travel_while_the_unit_beside_runs(reports: Reports) -> None:
+    found = reports[4]["checks"]["units_meanwhile"]
+    assert len(found) == 3
+    assert found == {travelling: ["start", "the unit runs", "end"] for travelling in found}
+
+
 def test_one_rank_calls_nothing_within_its_model(reports: Reports) -> None:
     """Valid tokens, losses over ranks and stages, the norm: each in a group of one, from which nothing is received."""
     numbers = ("loss", "loss", "pp", "world")
