@@ -64,8 +64,9 @@ class Chunk:
         # does, MindSpore 2.10 differentiates one use and gives zeros for the other.
         self._tensors = [tuple(sharded.tensor.data for sharded in weights) for weights in self._sharded]
         self._traffic = traffic or Traffic()
-        self._prefetch = Prefetch(
-            self._sharded, weights, keep=not reshard_after_forward, names=self.names, traffic=self._traffic
+        self._prefetch, self._evaluation = (
+            Prefetch(self._sharded, weights, keep=keep, names=self.names, traffic=self._traffic)
+            for keep in (not reshard_after_forward, False)
         )
         self._whole_gradients: dict[str, np.ndarray] = {}
         self._backwards = []
@@ -85,13 +86,9 @@ class Chunk:
     def evaluate(self, x: Tensor, batch: MicroBatch) -> Tensor:
         """What `forward` returns, with nothing kept for a backward: every unit's weights are freed after it."""
         with ms._no_grad():
-            for index, unit in enumerate(self.units):
-                with self._traffic.during(f"{self.names[index]} evaluation"):
-                    for sharded in self._sharded[index]:
-                        sharded.gather()
-                    x = unit(x, batch, *self._tensors[index])
-                    x.asnumpy()
-                    self._release(index)
+            for index in self._evaluation.gathered(range(len(self.units)), "evaluation"):
+                x = self.units[index](x, batch, *self._tensors[index])
+                x.asnumpy()
         return x
 
     def backward(self, tape: Tape, gradient: Tensor) -> Tensor:
