@@ -33,7 +33,7 @@ from parallel_trainer.parallel.pipeline import Order, Pipeline, model_layout, st
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
-from parallel_trainer.precision import ascend_precision
+from parallel_trainer.precision import MixedPrecision, ascend_precision
 from parallel_trainer.step import StepResult, training_step
 
 
@@ -62,7 +62,7 @@ class Trainer:
         kernel_set = kernels(device)
         _start_mindspore(device)
         config, plan = job.config, job.plan
-        param_dtype = job.dtype if device == "cpu" else _param_dtype_on_ascend(job)
+        precision = _precision(job, device)
         self.job = job
         self.step = self.consumed = self.skipped = 0
         self.loads: ExpertLoads | None = None
@@ -87,8 +87,8 @@ class Trainer:
         self.weights = ShardedWeights(
             (weight for stage in held for unit in stages[stage] for weight in unit.weights),
             communicators=self.groups,
-            dtype=job.dtype,
-            param_dtype=param_dtype,
+            dtype=DTYPES[precision.reduce_dtype],
+            param_dtype=DTYPES[precision.param_dtype],
             on_host=device == "cpu",
             seed=config.training.seed,
             sharers=_sharers(self.layout.stages, pp_group),
@@ -216,7 +216,7 @@ class Trainer:
             if pp_group.rank == owner:
                 value = self.weights.full_value(weight.name)
             else:
-                value = np.empty(weight.shape, self.job.dtype)
+                value = np.empty(weight.shape, self.weights.values.dtype)
             yield weight.name, pp_group.broadcast(value, owner)
 
 
@@ -229,9 +229,10 @@ def _sharers(weight_ranks: Mapping[str, tuple[int, ...]], group: Communicator) -
     }
 
 
-def _param_dtype_on_ascend(job: Job) -> np.dtype:
-    precision, _ = ascend_precision(job.config, job.plan, experts=bool(job.model.expert_layers))
-    return DTYPES[precision.param_dtype]
+def _precision(job: Job, device: str) -> MixedPrecision:
+    if device == "cpu":
+        return MixedPrecision(job.dtype.name, job.dtype.name)
+    return ascend_precision(job.config, job.plan, experts=bool(job.model.expert_layers))[0]
 
 
 def _start_mindspore(device: str) -> None:
