@@ -1,54 +1,104 @@
-"""Every collective and gradient on 1, 2, 3, 4 and 8 ranks: the cases of rank_cases/, launched once."""
+"""Every collective and gradient: the cases of rank_cases/ on 1, 2, 3, 4 and 8 ranks over MPI, and on 2 and 4 over mccl.
+
+The ranks are launched once by mpiexec, and once by msrun for each of its numbers of workers.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from attrs import frozen
 
 PROGRAM = Path(__file__).with_name("rank_cases")
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
-RANKS = 8
+BIN = Path(sys.executable).parent
 CASES = runpy.run_path(str(PROGRAM))["CASES"]
 
 Results = dict[tuple[str, int], dict[int, dict[str, str]]]
 
 
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, str]:
+@frozen
+class Launch:
     """What each rank reported, by case and world size, and how the launch ended."""
-    folder = tmp_path_factory.mktemp("results")
-    command = [MPIEXEC, "-n", str(RANKS), sys.executable, "-W", "ignore", str(PROGRAM), str(folder)]
-    single_threaded = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOG_v": "3"}
+
+    results: Results
+    ending: str
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Launch]:
+    """Launch so many ranks, once, over "mpi" or "mccl"."""
+    return cache(lambda carrier, ranks: run(carrier, ranks, tmp_path_factory.mktemp("results")))
+
+
+def run(carrier: str, ranks: int, folder: Path) -> Launch:
+    if carrier == "mpi":
+        command = [BIN / "mpiexec", "-n", str(ranks), sys.executable, "-W", "ignore", PROGRAM, folder, "mpi", "end"]
+    else:
+        number = f"--worker_num={ranks} --local_worker_num={ranks} --master_port={free_port()} --join=True"
+        command = [BIN / "msrun", *number.split(), f"--log_dir={folder}", PROGRAM / "__main__.py", folder, "mindspore"]
+        command.append("fail" if ranks == 2 else "end")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOG_v": "3"}
+    environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     try:
-        done = subprocess.run(command, env=os.environ | single_threaded, capture_output=True, text=True, timeout=280)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
         ending = f"exit code {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
     except subprocess.TimeoutExpired as error:
         ending = f"hung; {error.stderr!r}"
     results: Results = defaultdict(dict)
-    for rank in range(RANKS):
+    for rank in range(ranks):
         for line in (folder / f"{rank}.jsonl").read_text().splitlines():
             report = json.loads(line)
             results[report["case"], report["world"]][rank] = report["failures"]
-    return results, ending
+    return Launch(results, ending)
 
 
-@pytest.mark.parametrize(("case", "world"), [(name, world) for name, case in CASES.items() for world in case.worlds])
-def test_on_ranks(launch: tuple[Results, str], case: str, world: int) -> None:
-    results, ending = launch
-    reports = results[case, world]
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+OVER_MPI = [("mpi", 8, name, world) for name, case in CASES.items() for world in case.worlds if case.modes != ("mccl",)]
+OVER_MCCL = [
+    ("mccl", ranks, name, ranks)
+    for ranks in (2, 4)
+    for name, case in CASES.items()
+    if ranks in case.worlds and "mccl" in case.modes
+]
+
+
+@pytest.mark.parametrize(("carrier", "ranks", "case", "world"), OVER_MPI + OVER_MCCL)
+def test_on_ranks(launch: Callable[[str, int], Launch], carrier: str, ranks: int, case: str, world: int) -> None:
+    launched = launch(carrier, ranks)
+    reports = launched.results[case, world]
     failures = [
         f"rank {rank}, {mode}:\n{text}" for rank, modes in sorted(reports.items()) for mode, text in modes.items()
     ]
     assert not failures, "\n".join(failures)
-    assert sorted(reports) == list(range(RANKS)), f"not every rank finished; {ending}"
+    assert sorted(reports) == list(range(ranks)), f"not every rank finished; {launched.ending}"
 
 
-def test_the_launch_ends_well(launch: tuple[Results, str]) -> None:
-    assert launch[1].startswith("exit code 0\n"), launch[1]
+@pytest.mark.parametrize(("carrier", "ranks"), [("mpi", 8), ("mccl", 4)])
+def test_the_launch_ends_well(launch: Callable[[str, int], Launch], carrier: str, ranks: int) -> None:
+    ending = launch(carrier, ranks).ending
+    assert ending.startswith("exit code 0\n"), ending
+
+
+def test_a_failing_rank_ends_the_launch(launch: Callable[[str, int], Launch]) -> None:
+    """The other rank, which waits for a message, is ended before mccl gives up by itself."""
+    ending = launch("mccl", 2).ending
+    assert ending.startswith("exit code 1\n"), ending
+    assert "rank 1 of 2 failed:" in ending
+    assert ending.count("RuntimeError: rank 1 fails on purpose") == 1
+    assert "mccl failed" not in ending

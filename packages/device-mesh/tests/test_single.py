@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import device_mesh
 import numpy as np
 import pytest
 from device_mesh import Communicator, CommunicatorMismatch, LaunchError, connect
@@ -81,7 +82,7 @@ def test_auto_is_single_without_a_launcher() -> None:
 
 
 def test_unknown_backend() -> None:
-    with pytest.raises(ValueError, match="unknown backend 'nccl': use 'auto', 'single' or 'mpi'"):
+    with pytest.raises(ValueError, match="unknown backend 'nccl': use 'auto', 'single', 'mpi' or 'mindspore'"):
         connect("nccl")  # type: ignore[arg-type]
 
 
@@ -96,6 +97,25 @@ def test_mpi_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'device-mesh\[mpi\]'"):
         connect("mpi")
+
+
+def test_mindspore_without_a_launcher_is_single() -> None:
+    assert connect("mindspore").size == 1
+
+
+def test_mindspore_under_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(LaunchError, match="mpiexec started: start them with msrun, or use the mpi backend"):
+        connect("mindspore")
+
+
+def test_mindspore_without_mindspore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MS_WORKER_NUM", "2")
+    monkeypatch.delitem(sys.modules, "device_mesh.mindspore_backend", raising=False)
+    monkeypatch.delattr(device_mesh, "mindspore_backend", raising=False)
+    monkeypatch.setitem(sys.modules, "mindspore", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'device-mesh\[mindspore\]'"):
+        connect("mindspore")
 
 
 def test_importing_loads_neither_mpi_nor_mindspore() -> None:

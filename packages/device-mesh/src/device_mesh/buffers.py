@@ -1,7 +1,8 @@
-"""Checks that every backend makes on its arguments before anything is sent."""
+"""What every backend does with its arguments: checks before anything is sent, counts, float16."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,3 +165,36 @@ def check_subgroup(ranks: Sequence[int], rank: int, size: int) -> None:
         )
     if rank not in listed:
         raise ValueError(f"subgroup({listed}) was called by rank {rank}: only the listed ranks may call it")
+
+
+def own_sizes(rows: int, rank: int, size: int, sizes: Sequence[int] | None, call: str = "all_gather") -> list[int]:
+    """How many rows each rank gives to an all_gather. Raises ValueError unless this one gives those of `sizes`."""
+    if sizes is None:
+        return [rows] * size
+    checked = check_sizes(size, sizes, call, "sizes")
+    if checked[rank] != rows:
+        raise ValueError(
+            f"{call} was given sizes={checked}, so rank {rank} must give {checked[rank]} rows, but x has {rows}"
+        )
+    return checked
+
+
+def counts(rows: Sequence[int], x: Array, unit: int = 1) -> list[int]:
+    """Elements of so many rows of `x` each, or with `unit=x.itemsize` bytes."""
+    row = math.prod(x.shape[1:]) * unit
+    return [count * row for count in rows]
+
+
+def narrow(wide: Array, result: Array) -> Array:
+    """Round a float32 result into the float16 array `result`, and return that."""
+    with np.errstate(over="ignore"):  # a sum beyond float16 is inf, as it is for the other dtypes
+        result[...] = wide
+    return result
+
+
+def wrong_length(route: str, given: str, out: Array) -> str:
+    """What to say of a message that is longer or shorter than the array it should fill."""
+    return (
+        f"message to {route} has {given}, but recv was given out of shape {out.shape} and dtype {out.dtype}, "
+        f"{out.nbytes} bytes: both sides must use the same shape and dtype"
+    )

@@ -7,10 +7,10 @@ from typing import Literal
 
 from device_mesh.communicator import Communicator
 from device_mesh.debug import CheckedCommunicator
-from device_mesh.launch import launched
+from device_mesh.launch import Launch, LaunchError, launched
 from device_mesh.single import SingleCommunicator
 
-Backend = Literal["auto", "single", "mpi"]
+Backend = Literal["auto", "single", "mpi", "mindspore"]
 
 
 def connect(
@@ -20,7 +20,9 @@ def connect(
 
     Args:
         backend: "single" is this process alone; "mpi" is all ranks that mpiexec or msrun started (needs the
-        extra `mpi`); "auto" is "mpi" in a process that one of them started and "single" in any other.
+        extra `mpi`); "mindspore" is all ranks that msrun started, over MindSpore's own communication, HCCL on
+        Ascend and mccl on CPUs (needs the extra `mindspore`), and "single" without a launcher; "auto" is "mpi" in a
+        process that a launcher started and "single" in any other.
         debug: before each collective, compare the call between the ranks; calls that differ raise
             `CommunicatorMismatch` on every rank instead of hanging or mixing up data. Default: whether the
             environment variable DEVICE_MESH_DEBUG is set to something other than "" and "0".
@@ -28,12 +30,12 @@ def connect(
 
     Raises:
         ValueError: an unknown backend.
-        ModuleNotFoundError: mpi4py is needed and not installed.
-        LaunchError: the workers of msrun do not find each other.
+        ModuleNotFoundError: mpi4py or MindSpore is needed and not installed.
+        LaunchError: the workers of msrun do not find each other; "mindspore" under mpiexec.
         SystemExit: in the process that msrun starts as scheduler, when the job is over: it has no rank.
     """
-    if backend not in ("auto", "single", "mpi"):
-        raise ValueError(f"unknown backend {backend!r}: use 'auto', 'single' or 'mpi'")
+    if backend not in ("auto", "single", "mpi", "mindspore"):
+        raise ValueError(f"unknown backend {backend!r}: use 'auto', 'single', 'mpi' or 'mindspore'")
     launch = launched()
     if backend == "auto":
         backend = "single" if launch is None else "mpi"
@@ -45,7 +47,10 @@ def connect(
         msrun.join()
     if debug is None:
         debug = os.environ.get("DEVICE_MESH_DEBUG", "") not in ("", "0")
-    communicator = SingleCommunicator() if backend == "single" else _mpi_world()
+    if backend == "mpi":
+        communicator = _mpi_world()
+    else:
+        communicator = SingleCommunicator() if backend == "single" or launch is None else _mindspore_world(launch)
     return CheckedCommunicator.over(communicator, debug_timeout_seconds) if debug else communicator
 
 
@@ -60,3 +65,24 @@ def _mpi_world() -> Communicator:
             name="mpi4py",
         ) from error
     return mpi.world()
+
+
+def _mindspore_world(launch: Launch) -> Communicator:
+    if launch.kind == "mpi":
+        raise LaunchError(
+            "the mindspore backend cannot connect ranks that mpiexec started: start them with msrun, or use the mpi "
+            "backend"
+        )
+    try:
+        from device_mesh import mindspore_backend
+    except ModuleNotFoundError as error:
+        if error.name != "mindspore":
+            raise
+        raise ModuleNotFoundError(
+            "the mindspore backend needs MindSpore, which is not installed: pip install 'device-mesh[mindspore]'",
+            name="mindspore",
+        ) from error
+    world = mindspore_backend.world()
+    if launch.kind == "msrun-scheduler":
+        raise SystemExit(0)
+    return world

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -70,7 +69,7 @@ class MpiCommunicator:
         buffers.check_reduction(source.dtype, op, "all_reduce")
         result = buffers.output(out, source.shape, source.dtype, "all_reduce")
         if source.dtype == np.float16:
-            return _narrow(self.all_reduce(source.astype(np.float32), op), result)
+            return buffers.narrow(self.all_reduce(source.astype(np.float32), op), result)
         in_place = source.ctypes.data == result.ctypes.data
         sent = MPI.IN_PLACE if in_place else _bytes_if_bool(buffers.apart(source, result))
         self._collective("Allreduce", sent, _bytes_if_bool(result), op=_OPS[op])
@@ -85,12 +84,12 @@ class MpiCommunicator:
     def _all_gather(self, call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> _Collective:
         source = buffers.contiguous(x)
         buffers.check_rows(source, call)
-        rows = _own_sizes(len(source), self.rank, self.size, sizes, call)
+        rows = buffers.own_sizes(len(source), self.rank, self.size, sizes, call)
         result = buffers.output(out, (sum(rows), *source.shape[1:]), source.dtype, call)
         source = buffers.apart(source, result)
         if sizes is None:
             return _Collective("Allgather", (source, result), result)
-        return _Collective("Allgatherv", (source, [result, _counts(rows, source)]), result)
+        return _Collective("Allgatherv", (source, [result, buffers.counts(rows, source)]), result)
 
     def reduce_scatter(
         self,
@@ -118,10 +117,10 @@ class MpiCommunicator:
         received = result
         if source.dtype == np.float16:
             source, received = source.astype(np.float32), np.empty(result.shape, np.float32)
-        counts = () if sizes is None else (_counts(rows, source),)
+        counts = () if sizes is None else (buffers.counts(rows, source),)
         arrays = _bytes_if_bool(buffers.apart(source, received)), _bytes_if_bool(received)
         name = "Reduce_scatter_block" if sizes is None else "Reduce_scatter"
-        then = None if received is result else partial(_narrow, received, result)
+        then = None if received is result else partial(buffers.narrow, received, result)
         return _Collective(name, (*arrays, *counts, _OPS[op]), result, then)
 
     def all_to_all(
@@ -158,7 +157,7 @@ class MpiCommunicator:
         source = buffers.apart(source, result)
         if send_sizes is None:
             return _Collective("Alltoall", (source, result), result)
-        sides = [source, _counts(sent, source)], [result, _counts(received, source)]
+        sides = [source, buffers.counts(sent, source)], [result, buffers.counts(received, source)]
         return _Collective("Alltoallv", sides, result)
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
@@ -305,35 +304,9 @@ class _Receive:
 
     def _report(self) -> None:
         if self._problem is not None:
-            raise ValueError(
-                f"message to {self._route} has {self._problem}, but recv was given out of shape "
-                f"{self._out.shape} and dtype {self._out.dtype}, {self._out.nbytes} bytes: both sides must "
-                "use the same shape and dtype"
-            )
-
-
-def _own_sizes(rows: int, rank: int, size: int, sizes: Sequence[int] | None, call: str) -> list[int]:
-    if sizes is None:
-        return [rows] * size
-    checked = buffers.check_sizes(size, sizes, call, "sizes")
-    if checked[rank] != rows:
-        raise ValueError(
-            f"{call} was given sizes={checked}, so rank {rank} must give {checked[rank]} rows, but x has {rows}"
-        )
-    return checked
-
-
-def _counts(rows: Sequence[int], x: Array) -> list[int]:
-    row = math.prod(x.shape[1:])
-    return [count * row for count in rows]
+            raise ValueError(buffers.wrong_length(self._route, self._problem, self._out))
 
 
 def _bytes_if_bool(x: Array) -> Array:
     # MPI defines no max and min on its bool; on 0 and 1 as bytes they are any and all.
     return x.view(np.uint8) if x.dtype == np.bool_ else x
-
-
-def _narrow(wide: Array, result: Array) -> Array:
-    with np.errstate(over="ignore"):  # a sum beyond float16 is inf, as it is for the other dtypes
-        result[...] = wide
-    return result

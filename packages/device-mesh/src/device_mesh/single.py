@@ -43,7 +43,7 @@ class SingleCommunicator:
 
     def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
         _all_gather("iall_gather", x, sizes, out)
-        return _Done()
+        return DONE
 
     def reduce_scatter(
         self,
@@ -59,7 +59,7 @@ class SingleCommunicator:
         self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
     ) -> Request:
         _reduce_scatter("ireduce_scatter", x, op, sizes, out)
-        return _Done()
+        return DONE
 
     def all_to_all(
         self,
@@ -80,7 +80,7 @@ class SingleCommunicator:
         out: Array,
     ) -> Request:
         _all_to_all("iall_to_all", x, send_sizes, receive_sizes, out)
-        return _Done()
+        return DONE
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
         source = buffers.contiguous(x)
@@ -121,6 +121,10 @@ class _Done:
 
     def done(self) -> bool:
         return True
+
+
+DONE: Request = _Done()
+"""What is done already."""
 
 
 def _all_gather(call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> Array:

@@ -27,14 +27,37 @@ def ring_of_messages(comm: Communicator, dtype: str) -> None:
     assert comm.recv(out, before) is out
     request.wait()
     check_equal(out, make(before, (3, 2), dtype), dtype)
-    out[:] = 0
     receiving = comm.irecv(out, before)
     comm.send(make(comm.rank, (3, 2), dtype, salt=1), after)
-    while not receiving.done():
-        pass
+    receiving.wait()
     assert receiving.done()
     receiving.wait()
     check_equal(out, make(before, (3, 2), dtype, salt=1), dtype)
+
+
+@case(worlds=SEVERAL, mccl=False)
+def message_that_is_polled(comm: Communicator) -> None:
+    out = np.empty(1)
+    receiving = comm.irecv(out, (comm.rank - 1) % comm.size)
+    comm.send(np.full(1, float(comm.rank)), (comm.rank + 1) % comm.size)
+    while not receiving.done():
+        pass
+    assert receiving.done()
+    check_equal(out, np.full(1, (comm.rank - 1) % comm.size), "float64")
+
+
+@case(worlds=SEVERAL)
+def messages_of_a_pair_in_both_directions(comm: Communicator) -> None:
+    """Each rank of a pair sends to the other before it receives; two receives alike get what was sent in its order."""
+    peer = comm.rank ^ 1
+    if peer < comm.size:
+        outs = [np.empty(2), np.empty(2), np.empty((0, 3))]
+        receiving = [comm.irecv(out, peer) for out in outs]
+        sending = [comm.isend(x, peer) for x in (np.full(2, float(comm.rank)), np.full(2, -1.0), np.empty((0, 3)))]
+        for request in [*reversed(receiving), *sending]:
+            request.wait()
+        check_equal(outs[0], np.full(2, peer), "float64")
+        check_equal(outs[1], np.full(2, -1), "float64")
 
 
 @case(worlds=SEVERAL)
@@ -52,18 +75,26 @@ def tags_tell_messages_apart(comm: Communicator) -> None:
 def message_of_a_wrong_size(comm: Communicator, length: int) -> None:
     """Too short, too long, and so long that MPI sends it in another way."""
     if comm.rank == 0:
-        for _ in range(3):
+        for _ in range(2):
             comm.send(np.zeros(length), 1)
         comm.send(np.ones(4), 1)
     if comm.rank == 1:
-        given = "24 bytes" if length == 3 else "more than 32 bytes"
-        parts = (f"rank {comm.ranks[1]} from {comm.ranks[0]} has {given}", "shape (4,)", "float64, 32 bytes")
+        parts = wrong_size(comm, length)
         with raises(ValueError, *parts):
             comm.recv(np.zeros(4), 0)
         waited = comm.irecv(np.zeros(4), 0)
         for call in (waited.wait, waited.wait, waited.done):
             with raises(ValueError, *parts):
                 call()
+        check_equal(comm.recv(np.zeros(4), 0), np.ones(4), "float64")
+
+
+@case((3, 5, 1_000_000), worlds=SEVERAL, modes=WITH_EACH_WAIT, mccl=False)
+def polled_message_of_a_wrong_size(comm: Communicator, length: int) -> None:
+    if comm.rank == 0:
+        comm.send(np.zeros(length), 1)
+    if comm.rank == 1:
+        parts = wrong_size(comm, length)
         polled = comm.irecv(np.zeros(4), 0)
         with raises(ValueError, *parts):
             while not polled.done():
@@ -71,7 +102,12 @@ def message_of_a_wrong_size(comm: Communicator, length: int) -> None:
         for call in (polled.done, polled.wait):
             with raises(ValueError, *parts):
                 call()
-        check_equal(comm.recv(np.zeros(4), 0), np.ones(4), "float64")
+
+
+def wrong_size(comm: Communicator, length: int) -> tuple[str, ...]:
+    """What is said of so many numbers from rank 0 where rank 1 expects four; MPI does not know how long it was."""
+    given = "24 bytes" if length == 3 else "bytes"
+    return f"rank {comm.ranks[1]} from {comm.ranks[0]} has", given, "shape (4,)", "float64, 32 bytes"
 
 
 @case()
@@ -107,6 +143,41 @@ def subgroup_without_the_others(comm: Communicator) -> None:
             comm.subgroup(chosen)
     with raises(ValueError, "each once"):
         comm.subgroup((comm.rank, comm.rank))
+
+
+@case(worlds=SEVERAL)
+def collectives_of_ranks_in_another_order(comm: Communicator) -> None:
+    """The last rank first, then the others: an order that is neither the world's nor its own inverse."""
+    size = comm.size
+    group = comm.split(0, key=(comm.rank + 1) % size)
+    order = [size - 1, *range(size - 1)]
+    assert group.ranks == tuple(comm.ranks[member] for member in order)
+    rank, sizes = group.rank, [member + 1 for member in order]
+    check_equal(group.all_gather(np.full(sizes[rank], comm.rank), sizes=sizes), np.repeat(order, sizes), "int64")
+    under_way = np.empty(size, np.int64)
+    group.iall_gather(np.array([comm.rank]), out=under_way).wait()
+    check_equal(under_way, np.array(order), "int64")
+    ramp = np.arange(sum(sizes))
+    start = sum(sizes[:rank])
+    check_equal(group.reduce_scatter(ramp, sizes=sizes), size * ramp[start : start + sizes[rank]], "int64")
+    exchanged = group.all_to_all(ramp + 100 * rank, send_sizes=sizes, receive_sizes=[sizes[rank]] * size)
+    own = ramp[start : start + sizes[rank]]
+    check_equal(exchanged, np.concatenate([own + 100 * source for source in range(size)]), "int64")
+    check_equal(group.broadcast(np.array([comm.rank]), 0), np.array([size - 1]), "int64")
+    if rank == 0:
+        check_equal(group.recv(np.empty(1), size - 1), np.full(1, 7), "float64")
+    if rank == size - 1:
+        group.send(np.full(1, 7.0), 0)
+
+
+@case(worlds=(2, 4), modes=("mccl",))
+def groups_made_in_different_orders(comm: Communicator) -> None:
+    """On a ring, every rank first makes its group with the rank after it: all would wait for each other in a circle."""
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    forward = comm.subgroup((comm.rank, after), tag=comm.rank)
+    backward = comm.subgroup((before, comm.rank), tag=before)
+    for group in (forward, backward) if comm.rank % 2 == 0 else (backward, forward):
+        check_equal(group.all_gather(np.array([comm.rank])), np.array(group.ranks), "int64")
 
 
 @case(({"dp_shard": 2, "cp": 2, "tp": 2, "ep": 4}, {"pp": 2, "dp_replicate": 2, "tp": 2}, {"dp_shard": 4}))

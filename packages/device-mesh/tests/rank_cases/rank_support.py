@@ -15,7 +15,7 @@ import numpy as np
 from attrs import frozen
 from device_mesh import Communicator
 
-Mode = Literal["plain", "debug", "hold_core", "give_way"]
+Mode = Literal["plain", "debug", "hold_core", "give_way", "mccl"]
 MODES: tuple[Mode, ...] = ("plain", "debug")
 WITH_EACH_WAIT: tuple[Mode, ...] = (*MODES, "hold_core", "give_way")
 WORLDS = (1, 2, 3, 4, 8)
@@ -42,9 +42,17 @@ class Case:
 
 
 def case(
-    *parameters: tuple[Any, ...], worlds: tuple[int, ...] = WORLDS, modes: tuple[Mode, ...] = MODES
+    *parameters: tuple[Any, ...],
+    worlds: tuple[int, ...] = WORLDS,
+    modes: tuple[Mode, ...] = MODES,
+    mccl: bool = True,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a case, or one for each combination of the parameters' values."""
+    """Register a case, or one for each combination of the parameters' values.
+
+    What is run plainly is also run over mccl, unless `mccl` says that it cannot be, or costs too much.
+    """
+    if mccl and "plain" in modes:
+        modes = (*modes, "mccl")
 
     def register(check: Callable[..., None]) -> Callable[..., None]:
         for values in itertools.product(*parameters):
