@@ -6,6 +6,7 @@ HCCL itself runs on no CPU: what it does with these calls is not tested here.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import define, field
+from device_mesh import abort_on_error
 from device_mesh.engine import Group
 from device_mesh.hccl import Hccl
 from device_mesh.mindspore_backend import MindSporeCommunicator
@@ -234,3 +236,16 @@ def test_split_makes_its_group_at_once(hccl: Recorder, world: MindSporeCommunica
     assert made[0][1] != made[1][1]
     groups[0].send(np.zeros(1, np.int8), 0)
     assert hccl.calls[-1] == ("batch_isend_irecv", [("isend", "int8[1]", 2, made[0][1])], {})
+
+
+def test_a_failing_rank_speaks_at_once(
+    hccl: Recorder, world: MindSporeCommunicator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HCCL, which may be what failed, is not called again."""
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit) as ending, abort_on_error(world):
+        raise RuntimeError("out of memory")
+    assert ending.value.code == 1
+    assert "rank 1 of 4 failed:" in (printed := capsys.readouterr().err)
+    assert printed.endswith("RuntimeError: out of memory\n")
+    assert hccl.calls == []

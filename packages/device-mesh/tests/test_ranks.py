@@ -69,13 +69,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-OVER_MPI = [("mpi", 8, name, world) for name, case in CASES.items() for world in case.worlds if case.modes != ("mccl",)]
-OVER_MCCL = [
-    ("mccl", ranks, name, ranks)
-    for ranks in (2, 4)
-    for name, case in CASES.items()
-    if ranks in case.worlds and "mccl" in case.modes
-]
+OVER_MPI = [("mpi", 8, name, world) for name, case in CASES.items() for world in case.worlds]
+OVER_MCCL = [("mccl", ranks, name, ranks) for ranks in (2, 4) for name, case in CASES.items() if ranks in case.mccl]
 
 
 @pytest.mark.parametrize(("carrier", "ranks", "case", "world"), OVER_MPI + OVER_MCCL)

@@ -12,7 +12,7 @@ import numpy as np
 
 from device_mesh.communicator import Communicator
 
-_NOTICE_TAG = 32_000  # within the 32,767 that MPI guarantees, and out of the way of small tags
+NOTICE_TAG = 32_000  # within the 32,767 that MPI guarantees, and out of the way of small tags
 _FLUSH_SECONDS = 0.2
 _KILL_SECONDS = 8.0
 
@@ -91,9 +91,9 @@ def _is_first(communicator: Communicator, grace_seconds: float) -> bool:
     # Where even this fails, printing twice is better than printing nothing.
     with suppress(Exception):
         heard = [
-            communicator.irecv(np.empty(1, np.uint8), peer, tag=_NOTICE_TAG) for peer in range(size) if peer != rank
+            communicator.irecv(np.empty(1, np.uint8), peer, tag=NOTICE_TAG) for peer in range(size) if peer != rank
         ]
-        told = [communicator.isend(notice, peer, tag=_NOTICE_TAG) for peer in range(rank + 1, size)]
+        told = [communicator.isend(notice, peer, tag=NOTICE_TAG) for peer in range(rank + 1, size)]
         deadline = time.monotonic() + (grace_seconds if rank else 0.0)
         while True:
             if any(request.done() for request in heard):
@@ -101,5 +101,5 @@ def _is_first(communicator: Communicator, grace_seconds: float) -> bool:
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.01)
-        told += [communicator.isend(notice, peer, tag=_NOTICE_TAG) for peer in range(rank)]
+        told += [communicator.isend(notice, peer, tag=NOTICE_TAG) for peer in range(rank)]
     return True

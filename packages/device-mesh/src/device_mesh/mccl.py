@@ -111,7 +111,7 @@ class Mccl:
         with _explained("send", (self._rank, destination)):
             _broadcast(np.array([_channel(group), tag, x.size], np.int64).view(np.uint8), self._rank, name)
             if x.size:
-                _broadcast(x.copy(), self._rank, name)
+                _broadcast(x, self._rank, name)
         return DONE
 
     def irecv(self, out: Array, source: int, tag: int, group: Group) -> Request:

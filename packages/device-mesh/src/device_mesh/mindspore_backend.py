@@ -21,6 +21,7 @@ from mindspore import communication
 from mindspore.mint import distributed
 
 from device_mesh import buffers
+from device_mesh.abort import NOTICE_TAG
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.engine import Engine, Group
 from device_mesh.hccl import Hccl
@@ -102,7 +103,10 @@ class MindSporeCommunicator:
             self._reorder(gathered, counts)
         return result
 
-    def iall_gather(self, x: Array, *, out: Array) -> Request:
+    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
+        if sizes is not None:
+            self.all_gather(x, sizes=sizes, out=out)
+            return DONE
         source = buffers.contiguous(x)
         buffers.check_rows(source, "iall_gather")
         result = buffers.output(out, (self.size * len(source), *source.shape[1:]), source.dtype, "iall_gather")
@@ -154,6 +158,23 @@ class MindSporeCommunicator:
         self._reorder(arriving, self._ascending(taken))
         return result
 
+    def ireduce_scatter(
+        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
+    ) -> Request:
+        self.reduce_scatter(x, op, sizes=sizes, out=out)
+        return DONE
+
+    def iall_to_all(
+        self,
+        x: Array,
+        *,
+        send_sizes: Sequence[int] | None = None,
+        receive_sizes: Sequence[int] | None = None,
+        out: Array,
+    ) -> Request:
+        self.all_to_all(x, send_sizes=send_sizes, receive_sizes=receive_sizes, out=out)
+        return DONE
+
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
         source = buffers.contiguous(x)
         buffers.check_root(root, self.size)
@@ -175,10 +196,12 @@ class MindSporeCommunicator:
 
     def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
         buffers.check_peer(destination, self.rank, self.size, "isend")
+        _refuse_notices(tag)
         return self._engine.isend(_bytes(buffers.contiguous(x)), self.ranks[destination], tag, self._group)
 
     def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
         buffers.check_peer(source, self.rank, self.size, "irecv")
+        _refuse_notices(tag)
         buffers.writable(out)
         return self._engine.irecv(out, self.ranks[source], tag, self._group)
 
@@ -241,3 +264,12 @@ class MindSporeCommunicator:
 
 def _bytes(x: Array) -> Array:
     return x.reshape(-1).view(np.uint8)
+
+
+def _refuse_notices(tag: int) -> None:
+    """Raise for the messages by which `abort_on_error` finds one rank to speak for all; without them each speaks."""
+    if tag == NOTICE_TAG:
+        raise NotImplementedError(
+            f"messages of tag {NOTICE_TAG} tell of a failure, but HCCL has no tags to keep them apart from others, and "
+            "mccl cannot tell whether one has come: use another tag"
+        )

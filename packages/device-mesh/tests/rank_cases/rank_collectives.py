@@ -23,7 +23,7 @@ from rank_support import (
 )
 
 
-@case(DTYPES, tuple(REDUCTIONS))
+@case(DTYPES, tuple(REDUCTIONS), mccl=(2,))
 def all_reduce(comm: Communicator, dtype: str, op: str) -> None:
     expected = reduced(everyone(comm, (5, 3), dtype), op)
     check_equal(comm.all_reduce(make(comm.rank, (5, 3), dtype), op), expected, dtype, exact=op != "sum")
@@ -38,7 +38,7 @@ def all_reduce_of_bool(comm: Communicator, op: str) -> None:
         comm.all_reduce(stacked[comm.rank])
 
 
-@case(tuple(LAYOUTS), ((4, 3), (3, 2, 2), (0, 3), (3, 0)))
+@case(tuple(LAYOUTS), ((4, 3), (3, 2, 2), (0, 3), (3, 0)), mccl=(2,))
 def any_layout(comm: Communicator, layout: str, shape: tuple[int, ...]) -> None:
     stacked = everyone(comm, shape, "float64")
     x = LAYOUTS[layout](stacked[comm.rank])
@@ -182,7 +182,7 @@ def all_gather_uneven(comm: Communicator, dtype: str) -> None:
     check_equal(comm.all_gather(pieces[comm.rank], sizes=sizes), np.concatenate(pieces), dtype)
 
 
-@case(DTYPES, tuple(REDUCTIONS))
+@case(DTYPES, tuple(REDUCTIONS), mccl=(2,))
 def reduce_scatter_uneven(comm: Communicator, dtype: str, op: str) -> None:
     sizes = uneven(comm.size)
     stacked = everyone(comm, (sum(sizes), 3), dtype)
@@ -192,7 +192,7 @@ def reduce_scatter_uneven(comm: Communicator, dtype: str, op: str) -> None:
     check_equal(actual, expected, dtype, exact=op != "sum")
 
 
-@case(DTYPES, tuple(REDUCTIONS))
+@case(DTYPES, tuple(REDUCTIONS), mccl=(2,))
 def reduce_scatter(comm: Communicator, dtype: str, op: str) -> None:
     stacked = everyone(comm, (2 * comm.size, 3), dtype)
     expected = reduced(stacked, op)[2 * comm.rank : 2 * comm.rank + 2]
@@ -305,7 +305,7 @@ def out_may_overlap_the_input(comm: Communicator, dtype: str) -> None:
     np.testing.assert_array_equal(everywhere, np.broadcast_to(everywhere[0], everywhere.shape))
 
 
-@case(mccl=False)  # what is composed there copies
+@case(mccl=())  # what is composed there copies
 def nothing_is_copied_on_the_way(comm: Communicator) -> None:
     rows, width = 64 * comm.size, 4_096
     x, small = np.ones((rows, width), np.float32), np.ones((64, width), np.float32)

@@ -53,7 +53,7 @@ def operators_at_once() -> Iterator[None]:
         mindspore.set_context(pynative_synchronize=False)
 
 
-@case(FORMS, worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(FORMS, worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def gradient_of_all_reduce(comm: Communicator, form: str) -> None:
     from device_mesh import autograd
 
@@ -64,7 +64,7 @@ def gradient_of_all_reduce(comm: Communicator, form: str) -> None:
     check_equal(grad, reduced(weight, "sum"), dtype, exact=False)
 
 
-@case(FORMS, worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(FORMS, worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def gradient_of_copy_to_group(comm: Communicator, form: str) -> None:
     from device_mesh import autograd
 
@@ -75,7 +75,7 @@ def gradient_of_copy_to_group(comm: Communicator, form: str) -> None:
     check_equal(grad, reduced(weight, "sum"), dtype, exact=False)
 
 
-@case(FORMS, worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(FORMS, worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def gradient_of_reduce_from_group(comm: Communicator, form: str) -> None:
     from device_mesh import autograd
 
@@ -86,7 +86,7 @@ def gradient_of_reduce_from_group(comm: Communicator, form: str) -> None:
     check_equal(grad, weight, dtype)
 
 
-@case(FORMS, (0, -1), ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(FORMS, (0, -1), ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def gradient_of_all_gather(comm: Communicator, form: str, dim: int, kind: str) -> None:
     from device_mesh import autograd
 
@@ -107,7 +107,7 @@ def gradient_of_all_gather(comm: Communicator, form: str, dim: int, kind: str) -
     check_equal(grad, turn(expected), dtype, exact=False)
 
 
-@case(FORMS, (0, -1), ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(FORMS, (0, -1), ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def gradient_of_reduce_scatter(comm: Communicator, form: str, dim: int, kind: str) -> None:
     from device_mesh import autograd
 
@@ -127,7 +127,7 @@ def gradient_of_reduce_scatter(comm: Communicator, form: str, dim: int, kind: st
     check_equal(grad, turn(np.concatenate(weights)), dtype)
 
 
-@case(FORMS, ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(FORMS, ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def gradient_of_all_to_all(comm: Communicator, form: str, kind: str) -> None:
     from device_mesh import autograd
 
@@ -149,7 +149,7 @@ def gradient_of_all_to_all(comm: Communicator, form: str, kind: str) -> None:
     check_equal(grad, np.concatenate(weights[comm.rank]), dtype)
 
 
-@case(("float32", "float64"), (0, -1), ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(("float32", "float64"), (0, -1), ("even", "uneven"), worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def gradient_of_gather_from_group(comm: Communicator, dtype: str, dim: int, kind: str) -> None:
     """Every rank computes the same loss of the whole, and each piece has that loss's gradient once."""
     from device_mesh import autograd
@@ -173,7 +173,7 @@ def gradient_of_gather_from_group(comm: Communicator, dtype: str, dim: int, kind
     ("1 to 2", "2 to 1", "-1 to 0", "1 to 1"),
     worlds=GRADIENT_WORLDS,
     modes=("plain",),
-    mccl=False,
+    mccl=(),
 )
 def gradient_of_all_to_all_between_dims(comm: Communicator, dtype: str, dims: str) -> None:
     """What was divided over the ranks becomes whole, and another dimension is divided instead."""
@@ -194,7 +194,7 @@ def gradient_of_all_to_all_between_dims(comm: Communicator, dtype: str, dims: st
     check_equal(grad, np.concatenate([np.split(weights[j], n, concat)[comm.rank] for j in range(n)], split), dtype)
 
 
-@case(worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def gradients_of_two_exchanges_under_way(comm: Communicator) -> None:
     """The second starts before the first ends, forward and backward; each gets its own result and gradient."""
     from device_mesh import autograd
@@ -212,7 +212,7 @@ def gradients_of_two_exchanges_under_way(comm: Communicator) -> None:
     check_equal(grad, weights[:, comm.rank] * (1 + 2 * x[comm.rank]), "float64", exact=False)
 
 
-@case(worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def all_to_all_refuses_what_it_cannot_divide(comm: Communicator) -> None:
     from device_mesh import autograd
     from mindspore import Tensor
@@ -227,7 +227,7 @@ def all_to_all_refuses_what_it_cannot_divide(comm: Communicator) -> None:
             autograd.all_to_all(x, comm, split_dim=1, concat_dim=0)
 
 
-@case(worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def forwards_of_whole_numbers(comm: Communicator) -> None:
     from device_mesh import autograd
     from mindspore import Tensor
@@ -268,7 +268,7 @@ def gradient_of_a_split_layer(comm: Communicator) -> None:
         np.testing.assert_allclose(actual.asnumpy(), right, rtol=1e-12, atol=1e-13)
 
 
-@case(worlds=GRADIENT_WORLDS, modes=("plain",), mccl=False)
+@case(worlds=GRADIENT_WORLDS, modes=("plain",), mccl=())
 def tensors_that_cannot_work(comm: Communicator) -> None:
     import mindspore
     from device_mesh import autograd

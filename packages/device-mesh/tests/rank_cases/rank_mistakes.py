@@ -125,7 +125,7 @@ def mismatch_of_an_exchange(comm: Communicator) -> None:
     )
 
 
-@case(worlds=(2,), modes=("plain",), mccl=False)
+@case(worlds=(2,), modes=("plain",), mccl=())
 def a_late_call_after_a_timeout(comm: Communicator) -> None:
     """The late rank's message arrives in memory kept for it, and the one that gave up stays refused."""
     checked = CheckedCommunicator.over(comm, 0.1)

@@ -15,7 +15,7 @@ import numpy as np
 from attrs import frozen
 from device_mesh import Communicator
 
-Mode = Literal["plain", "debug", "hold_core", "give_way", "mccl"]
+Mode = Literal["plain", "debug", "hold_core", "give_way"]
 MODES: tuple[Mode, ...] = ("plain", "debug")
 WITH_EACH_WAIT: tuple[Mode, ...] = (*MODES, "hold_core", "give_way")
 WORLDS = (1, 2, 3, 4, 8)
@@ -34,30 +34,32 @@ REDUCTIONS = {"sum": np.sum, "max": np.max, "min": np.min}
 
 @frozen
 class Case:
-    """A check, the world sizes it makes sense in, and the communicators it is run with."""
+    """A check, the world sizes it makes sense in, the communicators of MPI it is run with, and its worlds over mccl."""
 
     check: Callable[[Communicator], None]
     worlds: tuple[int, ...]
     modes: tuple[Mode, ...]
+    mccl: tuple[int, ...]
 
 
 def case(
     *parameters: tuple[Any, ...],
     worlds: tuple[int, ...] = WORLDS,
     modes: tuple[Mode, ...] = MODES,
-    mccl: bool = True,
+    mccl: tuple[int, ...] = (2, 4),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a case, or one for each combination of the parameters' values.
 
-    What is run plainly is also run over mccl, unless `mccl` says that it cannot be, or costs too much.
+    `mccl` says where it is run over mccl too: by default on 2 and 4 ranks, unless it is for debug mode or other worlds.
     """
-    if mccl and "plain" in modes:
-        modes = (*modes, "mccl")
+    if modes == ("debug",):
+        mccl = ()
 
     def register(check: Callable[..., None]) -> Callable[..., None]:
         for values in itertools.product(*parameters):
             name = "-".join([check.__name__, *map(str, values)])
-            CASES[name] = Case(lambda comm, values=values: check(comm, *values), worlds, modes)
+            both = tuple(world for world in mccl if world in worlds)
+            CASES[name] = Case(lambda comm, values=values: check(comm, *values), worlds, modes, both)
         return check
 
     return register
