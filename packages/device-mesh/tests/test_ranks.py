@@ -50,6 +50,7 @@ def run(carrier: str, ranks: int, folder: Path) -> Launch:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOG_v": "3"}
     environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    environment |= {"MS_NODE_TIMEOUT": "10"}  # how soon MindSpore's scheduler notices that its workers were ended
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
         ending = f"exit code {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
