@@ -1,6 +1,6 @@
 """Which rank sits where in a parallel plan, and how the ranks talk: a mesh by arithmetic, and communicators.
 
-Importing this package imports neither mpi4py nor MindSpore: the MPI backend is loaded by `connect`, the
+Importing this package imports neither mpi4py nor MindSpore: the backends that need them are loaded by `connect`, the
 differentiable collectives are in `device_mesh.autograd`.
 """
 
