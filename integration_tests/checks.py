@@ -160,7 +160,7 @@ def uneven_shards(communicator: Communicator) -> dict[str, Any]:
     )
     odd = weights["odd"]
     everything = np.array([[10.0 * row + column for column in range(3)] for row in range(5)]).reshape(-1)
-    odd.values[...] = everything[odd.start : odd.start + odd.values.size]
+    odd.values[...] = everything[odd.holding.start :][: odd.values.size]
     odd.gather()
     odd.wait()
     gathered = odd.tensor.asnumpy().tolist()

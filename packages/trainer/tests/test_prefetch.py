@@ -128,6 +128,15 @@ def test_weights_that_stay_are_gathered_once_and_gradients_reduced_at_the_end() 
     assert events == [*FORWARD, *computed[3:], *computed, *reduced, *(f"{event} done" for event in reduced)]
 
 
+@pytest.mark.parametrize("reshard", [True, False])
+def test_an_evaluation_gathers_one_unit_ahead_and_keeps_none(reshard: bool) -> None:
+    events: list[str] = []
+    chunk = chunk_of(events, reshard=reshard)
+    chunk.evaluate(Tensor(np.array([1.0])), BATCH)
+    assert events == FORWARD
+    assert [held.tensor.untyped_storage().size() for held in chunk.weights] == [0, 0, 0]
+
+
 def test_a_frozen_weight_is_gathered_and_not_reduced() -> None:
     events: list[str] = []
     run(chunk_of(events, frozen="b"))
