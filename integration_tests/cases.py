@@ -320,7 +320,9 @@ def _data_parallel() -> Iterator[Case]:
     """Every split with every reshard policy, one micro-batch and several; reductions and tied heads are drawn."""
     draw = Draw(0)
     for split in itertools.chain.from_iterable(map(_splits, WORLDS)):
-        for reshard, accumulation in itertools.product(("always", "never", "default"), (1, 3)):
+        # Eight ranks share two cores: they run one number of micro-batches, or the other.
+        numbers = (1, 3) if math.prod(split) < 8 else (draw("micro-batches", 1, 3),)
+        for reshard, accumulation in itertools.product(("always", "never", "default"), numbers):
             yield Case(
                 *split,
                 reduction=draw((reshard, "reduction"), "sum", "mean"),
@@ -342,8 +344,9 @@ def _context_parallel() -> Iterator[Case]:
             methods = [("colossal", None), ("ulysses", None), *hybrids]
             for split, (method, inner), asynchronous in itertools.product(sorted(replicas), methods, (False, True)):
                 case = Case(*split, cp, method=method, ulysses=inner, asynchronous=asynchronous)
-                # Eight ranks share two cores: they run fewer.
-                for _ in range(1 if world == 8 else 2):
+                # Eight ranks share two cores: they run every second of these once.
+                runs = 2 if world < 8 else int(cp == 8 or draw((cp, "split"), True, False))
+                for _ in range(runs):
                     text = draw((world, asynchronous, "text"), *TEXTS)
                     order = draw((world, text, "order"), "contiguous", "zigzag")
                     yield evolve(
@@ -368,12 +371,11 @@ def _tensor_parallel() -> Iterator[Case]:
     for world in WORLDS:
         for tp in (size for size in (2, 4, 8) if world % size == 0):
             for split, loss_parallel in itertools.product(_splits(world // tp), (False, True)):
-                # Two key/value heads and eight ranks: four hold the same one. Eight of eight ranks: every combination.
-                models = itertools.product((False, True), (2, 4, 8))
+                # Two key/value heads and eight ranks: four hold the same one. Eight of eight: every number of heads.
                 drawn = [
-                    (draw((tp, "tied"), False, True), draw((tp, loss_parallel, "kv_heads"), 2, 4, 8)) for _ in range(2)
+                    (draw((tp, "tied"), False, True), draw((tp, loss_parallel, "kv_heads"), 2, 4, 8)) for _ in range(3)
                 ]
-                for tied, kv_heads in models if tp == 8 else drawn[: 1 if world == 8 else 2]:
+                for tied, kv_heads in drawn[: 3 if tp == 8 else 1 if world == 8 else 2]:
                     yield Case(
                         *split,
                         tp=tp,
