@@ -75,6 +75,7 @@ def test_trains_as_ranks_of_mpiexec_do(tmp_path: Path, config: str, workers: int
     [
         (3, ["--mode", "1"], "parallelism.data_parallel_shard 2 must divide data_parallel = world_size 3"),
         (2, ["--mode", "0"], "--mode 0 cannot be run: "),
+        (2, ["--device_target", "Ascend"], "--device ascend: this machine has no NPU (/dev/davinci0)"),
         (2, ["--mode", "graph"], "--mode graph cannot be run: "),
         (2, ["--mode", "1", "--resume_training", "true"], "unrecognized arguments: --resume_training true"),
         (2, ["--run_mode", "predict"], "--run_mode predict cannot be run: "),

@@ -10,7 +10,7 @@ import pytest
 from device_mesh import connect
 from kernel_contract import ON_NPU, kernel_set
 from parallel_config import loads
-from parallel_trainer import trainer as trainer_module
+from parallel_trainer import job as job_module
 from parallel_trainer.data.indexed import IndexedWriter
 from parallel_trainer.job import Job, prepare
 from parallel_trainer.precision import MixedPrecision
@@ -43,7 +43,7 @@ def make_job(tmp_path: Path):
     prefix = tmp_path / "text"
     with IndexedWriter(prefix, vocab_size=61) as writer:
         writer.add_document(np.random.default_rng(0).integers(0, 61, 1000))
-    return lambda model: prepare(loads(FILE.format(corpus=prefix, model=model)), 1)
+    return lambda model, device="cpu": prepare(loads(FILE.format(corpus=prefix, model=model)), 1, device=device)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def on_ascend(monkeypatch: pytest.MonkeyPatch):
     def make(job: Job) -> Trainer:
         chosen: list[str] = []
         monkeypatch.setattr(ms, "set_device", chosen.append)
-        trainer = Trainer(job, connect("single"), device="ascend")
+        trainer = Trainer(job, connect("single"))
         assert chosen == ["Ascend"]
         return trainer
 
@@ -70,7 +70,7 @@ def trained(trainer: Trainer) -> tuple[list[float], list[float], dict[str, np.nd
 @pytest.mark.parametrize("model", [QWEN3, DEEPSEEK], ids=["qwen3", "deepseek_v3"])
 def test_float32_trains_as_on_a_cpu(model: str, make_job, on_ascend) -> None:
     expected = trained(Trainer(make_job(model), connect("single")))
-    losses, norms, weights = trained(on_ascend(make_job(model)))
+    losses, norms, weights = trained(on_ascend(make_job(model, "ascend")))
     np.testing.assert_allclose(losses, expected[0], rtol=1e-5)
     np.testing.assert_allclose(norms, expected[1], rtol=1e-4)
     for name, value in expected[2].items():
@@ -80,10 +80,8 @@ def test_float32_trains_as_on_a_cpu(model: str, make_job, on_ascend) -> None:
 def test_narrow_weights_train_nearly_so_and_masters_stay_float32(make_job, on_ascend, monkeypatch) -> None:
     # float16 in place of bfloat16, which no CPU multiplies.
     expected = trained(Trainer(make_job(QWEN3), connect("single")))
-    monkeypatch.setattr(
-        trainer_module, "ascend_precision", lambda *_, **__: (MixedPrecision("float16", "float32"), None)
-    )
-    trainer = on_ascend(make_job(QWEN3))
+    monkeypatch.setattr(job_module, "ascend_precision", lambda *_, **__: (MixedPrecision("float16", "float32"), None))
+    trainer = on_ascend(make_job(QWEN3, "ascend"))
     assert {held.tensor.dtype for held in trainer.weights} == {ms.float16}
     losses, norms, weights = trained(trainer)
     np.testing.assert_allclose(losses, expected[0], rtol=2e-3)

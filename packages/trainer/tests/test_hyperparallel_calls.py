@@ -438,6 +438,8 @@ def test_training_with_it_is_refused_before_anything_else(
     assert "declare weights without owning any" in said
 
 
-def test_an_npu_is_refused_with_what_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+def test_npus_need_ranks_that_msrun_starts(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_mindformer.main(["--config", "x.yaml", "--device_target", "Ascend"]) == 2
-    assert "--device_target Ascend cannot be run: this program starts ranks on CPUs only" in capsys.readouterr().err
+    assert "ranks on NPUs are started by MindSpore's msrun: msrun --worker_num=N" in capsys.readouterr().err
+    assert run_mindformer.main(["--config", "x.yaml", "--device_target", "GPU"]) == 2
+    assert "--device_target GPU is not one of CPU, Ascend" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from attrs import asdict, frozen
@@ -16,11 +16,13 @@ from parallel_trainer.errors import UserError
 from parallel_trainer.models.config import model_config
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.optim.schedules import Schedule, build_schedule
-from parallel_trainer.precision import compute_dtype
+from parallel_trainer.precision import MixedPrecision, ascend_precision, compute_dtype
 from parallel_trainer.report.experts import watched_layers
 from parallel_trainer.support import fields_without_effect, refusals
 
 T = TypeVar("T")
+
+Device = Literal["cpu", "ascend"]
 
 _NEEDED_SECTIONS = ("model", "lr_scheduler", "train_dataset")
 
@@ -32,7 +34,8 @@ class Job:
     config:   the file.
     plan:     what it means for this world size.
     model:    sizes of the model.
-    dtype:    float32 or float64, of weights and arithmetic.
+    device:   what ranks compute on.
+    precision: types of weights, activations and gradients.
     schedule: learning rate by step.
     dataset:  samples by number; only its index is in memory.
     watched:  names of the layers whose loads of experts are written down.
@@ -43,12 +46,18 @@ class Job:
     config: TrainConfig
     plan: ParallelPlan
     model: ModelConfig
-    dtype: np.dtype
+    device: Device
+    precision: MixedPrecision
     schedule: Schedule
     dataset: Dataset
     watched: tuple[str, ...]
     notes: tuple[str, ...]
     held_out: HeldOut | None = None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """float32 or float64, in which weights are kept and gradients added up."""
+        return np.dtype(self.precision.reduce_dtype)
 
     @property
     def seq_length(self) -> int:
@@ -113,10 +122,11 @@ def degrees(plan: ParallelPlan) -> str:
     return " x ".join(parts)
 
 
-def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -> Job:
+def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None, device: Device = "cpu") -> Job:
     """Infer the plan and open the data; everything that can be wrong before training starts is found here.
 
-    dtype: "float32" or "float64" to compute in that type whatever the file says.
+    dtype:  "float32" or "float64" to compute in that type whatever the file says.
+    device: what ranks compute on. Nothing has run on "ascend" yet.
     Raises ConfigError for a configuration that breaks a rule, one UserError with all that this version cannot run or
     read.
     """
@@ -134,9 +144,8 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
             return None
 
     model = attempt(lambda: model_config(config.model))
-    types = (np.dtype(dtype), None) if dtype else None
     watched = attempt(lambda: watched_layers(config.monitor.moe_monitor, model.expert_layers) if model else ())
-    computing = types or (attempt(lambda: compute_dtype(config)) if model else None)
+    computing = attempt(lambda: _precision(config, parallel_plan, model, dtype, device)) if model else None
     schedule = attempt(lambda: _schedule(config))
     dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
     held_out = None
@@ -149,7 +158,16 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None) -
     ignored = fields_without_effect(config)
     if ignored:
         notes.append(f"The file sets fields that have no effect here: {', '.join(ignored)}.")
-    return Job(config, parallel_plan, model, chosen, schedule, dataset, watched or (), tuple(notes), held_out)
+    return Job(config, parallel_plan, model, device, chosen, schedule, dataset, watched or (), tuple(notes), held_out)
+
+
+def _precision(
+    config: TrainConfig, parallel_plan: ParallelPlan, model: ModelConfig, dtype: str | None, device: Device
+) -> tuple[MixedPrecision, str | None]:
+    if device == "ascend":
+        return ascend_precision(config, parallel_plan, experts=bool(model.expert_layers))
+    found, note = (np.dtype(dtype), None) if dtype else compute_dtype(config)
+    return MixedPrecision(found.name, found.name), note
 
 
 def _schedule(config: TrainConfig) -> Schedule:

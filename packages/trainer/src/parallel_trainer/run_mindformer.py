@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +19,7 @@ from device_mesh import launched
 
 from parallel_trainer.cli import run, say_errors
 from parallel_trainer.errors import UserError
+from parallel_trainer.job import Device
 from parallel_trainer.launch.joining import refuse
 
 # By option of the reference the one value that can be right here, and why.
@@ -28,8 +29,8 @@ _ONLY = {
         "models run operator by operator, in MindSpore's dynamic graph (PyNative), and there is no static graph",
     ),
     "run_mode": ("train", "this program trains, and does nothing else"),
-    "device_target": ("CPU", "this program starts ranks on CPUs only, and nothing of it has run on another device"),
 }
+_DEVICES: Mapping[str, Device] = {"CPU": "cpu", "Ascend": "ascend"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +51,8 @@ def _run(argv: Sequence[str] | None) -> int:
     output = None
     if args.output_dir is not None:
         output = args.output_dir / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return run.run(argparse.Namespace(config=args.config, output=output, nproc=None, engine=None))
+    device = _DEVICES[args.device_target]
+    return run.run(argparse.Namespace(config=args.config, output=output, nproc=None, engine=None, device=device))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -59,6 +61,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name, (value, reason) in _ONLY.items():
         if (given := getattr(args, name)) != value:
             raise UserError(f"--{name} {given} cannot be run: {reason}. Use --{name} {value}.")
+    if args.device_target not in _DEVICES:
+        raise UserError(f"--device_target {args.device_target} is not one of {', '.join(_DEVICES)}.")
     return args
 
 
@@ -82,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the YAML file")
     for name, (value, _) in _ONLY.items():
         parser.add_argument(f"--{name}", default=value, metavar=value, help=f"{value}, the only one there is")
+    parser.add_argument(
+        "--device_target",
+        default="CPU",
+        metavar="DEVICE",
+        help="CPU (default), or Ascend, which connects the ranks by HCCL; nothing has run on Ascend yet",
+    )
     parser.add_argument(
         "--output_dir", type=Path, metavar="DIR", help="folder in which the run makes its own (default: output)"
     )

@@ -14,7 +14,7 @@ from parallel_config.schema import Optimizer
 from parallel_trainer.batch import MicroBatch, look_ahead
 from parallel_trainer.errors import UserError
 from parallel_trainer.evaluation import EvaluationResult, evaluate
-from parallel_trainer.job import Job
+from parallel_trainer.job import Device, Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models import build_model
@@ -33,7 +33,6 @@ from parallel_trainer.parallel.pipeline import Order, Pipeline, model_layout, st
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
-from parallel_trainer.precision import MixedPrecision, ascend_precision
 from parallel_trainer.step import StepResult, training_step
 
 
@@ -43,7 +42,6 @@ class Trainer:
     job:          what to run, from `prepare`.
     communicator: the world, of `job.plan.world_size` ranks.
     traffic:      writes down what is communicated, by mesh axis and by unit; nothing does if left out.
-    device:       "cpu", or "ascend", which computes in the type that the file says and was never run on an NPU.
 
     `loads` is what routers did in the last step, None for a model without experts; `step` and `consumed` are the steps
     and samples trained on; `layout` says which rank holds which part of the model.
@@ -52,17 +50,14 @@ class Trainer:
     >>> result = trainer.train_step()                   # doctest: +SKIP
     """
 
-    def __init__(
-        self, job: Job, communicator: Communicator, *, traffic: Traffic | None = None, device: str = "cpu"
-    ) -> None:
+    def __init__(self, job: Job, communicator: Communicator, *, traffic: Traffic | None = None) -> None:
         if communicator.size != job.plan.world_size:
             raise UserError(
                 f"The plan is for a world of {job.plan.world_size} ranks, and {communicator.size} were started."
             )
-        kernel_set = kernels(device)
-        _start_mindspore(device)
-        config, plan = job.config, job.plan
-        precision = _precision(job, device)
+        kernel_set = kernels(job.device)
+        _start_mindspore(job.device)
+        config, plan, precision = job.config, job.plan, job.precision
         self.job = job
         self.step = self.consumed = self.skipped = 0
         self.loads: ExpertLoads | None = None
@@ -89,7 +84,7 @@ class Trainer:
             communicators=self.groups,
             dtype=DTYPES[precision.reduce_dtype],
             param_dtype=DTYPES[precision.param_dtype],
-            on_host=device == "cpu",
+            on_host=job.device == "cpu",
             seed=config.training.seed,
             sharers=_sharers(self.layout.stages, pp_group),
             average=average,
@@ -229,13 +224,7 @@ def _sharers(weight_ranks: Mapping[str, tuple[int, ...]], group: Communicator) -
     }
 
 
-def _precision(job: Job, device: str) -> MixedPrecision:
-    if device == "cpu":
-        return MixedPrecision(job.dtype.name, job.dtype.name)
-    return ascend_precision(job.config, job.plan, experts=bool(job.model.expert_layers))[0]
-
-
-def _start_mindspore(device: str) -> None:
+def _start_mindspore(device: Device) -> None:
     ms.set_device({"cpu": "CPU", "ascend": "Ascend"}[device])
     ms.set_context(mode=ms.PYNATIVE_MODE)
     if device != "cpu":

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_mesh import Communicator, Launch, abort_on_error, launched
+from device_mesh import Communicator, Launch, abort_on_error, connect, launched
 from parallel_config import ConfigError, load
 
 from parallel_trainer.checkpoint.resume import check_loadable
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from parallel_trainer.trainer import Trainer
 
 
+_HOW_ON_ASCEND = (
+    "ranks on NPUs are started by MindSpore's msrun: msrun --worker_num=N --local_worker_num=N --join=True "
+    "python -m parallel_trainer.run_mindformer --config FILE --mode 1 --device_target Ascend."
+)
+
+
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
     parser = commands.add_parser(
@@ -42,6 +48,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("config", type=Path, help="the YAML file")
     parser.add_argument("--nproc", type=int, help="ranks to start on this machine (default: 1)")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "ascend"),
+        default="cpu",
+        help="what ranks compute on; nothing has run on ascend yet",
+    )
     parser.add_argument(
         "--output", type=Path, help="folder for metrics and plots (default: output/NAME OF THE FILE, date and time)"
     )
@@ -54,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
     launch = launched()
     output = args.output or Path("output") / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if launch is not None:
-        return _in_launch(launch, args.config, output, args.nproc, args.engine)
+        return _in_launch(launch, args, output)
+    if args.device == "ascend":
+        raise UserError(f"--device ascend: {_HOW_ON_ASCEND}")
     world_size = 1 if args.nproc is None else args.nproc
     if world_size < 1:
         raise UserError(f"--nproc {world_size} must be at least 1.")
@@ -68,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ[TERMINAL_VARIABLE] = "1"
     code = run_ranks(
         world_size,
-        ["-m", "parallel_trainer", *_arguments(args.config, output, "native")],
+        ["-m", "parallel_trainer", *_arguments(args, output, "native")],
         stop_on_sigterm=saves(job.config),
     )
     if code and (output / "metrics.jsonl").exists():
@@ -78,9 +92,10 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _arguments(config: Path, output: Path, engine: str | None) -> list[str]:
+def _arguments(args: argparse.Namespace, output: Path, engine: str | None) -> list[str]:
     """Those of a rank."""
-    return ["run", str(config), "--output", str(output), *(["--engine", engine] if engine else [])]
+    chosen = ["--engine", engine] if engine else []
+    return ["run", str(args.config), "--output", str(output), "--device", args.device, *chosen]
 
 
 def _check_output(output: Path) -> None:
@@ -92,29 +107,46 @@ def _check_output(output: Path) -> None:
         raise UserError(f"--output {output} cannot be made: {existing} is not a folder that can be written to.")
 
 
-def _in_launch(launch: Launch, config: Path, output: Path, nproc: int | None, engine: str | None) -> int:
+def _in_launch(launch: Launch, args: argparse.Namespace, output: Path) -> int:
     """Be what a launcher started this process as."""
-    if launch.kind == "msrun-scheduler":
+    if args.device == "ascend":
+        _check_npus(launch)
+    elif launch.kind == "msrun-scheduler":
         from device_mesh.msrun import schedule
 
         return schedule()
-    if None not in (nproc, launch.size) and nproc != launch.size:
+    if None not in (args.nproc, launch.size) and args.nproc != launch.size:
         refuse(
             launch,
-            f"--nproc {nproc} does not match: a launcher started {launch.size} ranks. Leave --nproc out there.",
+            f"--nproc {args.nproc} does not match: a launcher started {launch.size} ranks. Leave --nproc out there.",
         )
-    with_rank_environment(launch, _arguments(config, output, engine))
-    communicator = join(launch)
+    with_rank_environment(launch, _arguments(args, output, args.engine))
+    communicator = connect("mindspore") if args.device == "ascend" else join(launch)
     if communicator.rank:
         warnings.simplefilter("ignore")
     elif launch.kind == "msrun":
         print(f"Rank 0 of {communicator.size} reports the run here; in the others' logs are only their errors.")
     with abort_on_error(communicator, message_only=(UserError, ConfigError)):
-        loaded = load(config)
-        train_natively(choose(engine, os.environ, loaded))
-        job = prepare(loaded, communicator.size)
+        config = load(args.config)
+        train_natively(choose(args.engine, os.environ, config))
+        job = prepare(config, communicator.size, device=args.device)
         _train(job, communicator, output)
     return 0
+
+
+def _check_npus(launch: Launch) -> None:
+    """Refuse a launch that cannot compute on NPUs; for the others, have MindSpore compute there."""
+    if not launch.kind.startswith("msrun"):
+        refuse(launch, f"--device ascend: {_HOW_ON_ASCEND}")
+    if not any(Path("/dev").glob("davinci[0-9]*")):
+        refuse(
+            launch,
+            "--device ascend: this machine has no NPU (/dev/davinci0). Use --device cpu here, or a machine as in "
+            "docs/ascend.md.",
+        )
+    import mindspore
+
+    mindspore.set_device("Ascend")
 
 
 def _train(job: Job, communicator: Communicator, output: Path) -> None:
