@@ -29,7 +29,7 @@ from parallel_trainer.checkpoint.reshard import reshard
 from parallel_trainer.checkpoint.save import Array, Saver, Snapshot
 from parallel_trainer.cli import main
 from parallel_trainer.errors import UserError
-from parallel_trainer.parallel.layout import ModelLayout
+from parallel_trainer.parallel.layout import Holding, ModelLayout
 from parallel_trainer.parallel.weights import Normal, Weight
 from safetensors.numpy import load_file
 
@@ -387,6 +387,55 @@ def test_show_says_what_is_in_it(saved: Path, capsys: pytest.CaptureFixture[str]
 def test_resharding_does_not_overwrite(saved: Path) -> None:
     with pytest.raises(UserError, match="exists: name a new folder"):
         reshard(Checkpoint.open(saved), saved, layout(), plan="", config="")
+
+
+def test_pub_ckpt_01_experts_keep_their_global_numbers_in_any_layout(tmp_path: Path) -> None:
+    """Eight experts saved by 4 ranks with ep 2, read with ep 1, 4 and 8: expert e holds 100 + e, its moment 0.1 · e."""
+    declared = {
+        "experts": Weight("experts", (8, 2), init=Normal(1.0), ep_dim=0),
+        "dense": Weight("dense", (10, 3), init=Normal(1.0)),
+    }
+    moment = f"{FIRST_MOMENT}experts"
+    whole = {
+        "experts": np.repeat(100.0 + np.arange(8), 2),
+        "dense": np.repeat(np.arange(10.0), 3),
+        moment: np.repeat(0.1 * np.arange(8), 2),
+    }
+
+    def of(world: int, ep: int) -> ModelLayout:
+        degrees = dict.fromkeys(("pp", "dp_replicate", "cp", "tp"), 1) | {"dp_shard": world, "ep": ep}
+        return ModelLayout(declared, ParallelMesh(SimpleNamespace(**degrees)), {"experts": (0,), "dense": (0,)})
+
+    def content(name: str, held: Holding) -> write.Content:
+        values = whole[name].reshape(held.part.weight.shape)[held.part.index].reshape(-1)[held.start :]
+        return write.Content(held, "F64", lambda first, last: values[first:last])
+
+    saved_with, files = of(4, 2), {}
+    for rank in range(4):
+        stored = saved_with.stored(rank)
+        named = stored | ({moment: stored["experts"]} if "experts" in stored else {})
+        contents = {name: content(name, held) for name, held in named.items()}
+        files[f"{rank}.safetensors"] = write.write_file(tmp_path / f"{rank}.safetensors", contents)
+    tensors, sizes = write.joined(files.items())
+    Checkpoint(tmp_path, tensors, sizes, State(1, 8, 8, 1), "", "ep 2", 4, {}, {}, index.BLOCK_BYTES).write()
+    checkpoint = Checkpoint.open(tmp_path)
+    assert list(damages(checkpoint)) == []
+    expected = {1: [range(8)], 4: [(0, 1), (2, 3), (4, 5), (6, 7)], 8: [(expert,) for expert in range(8)]}
+    for ep, by_coordinate in expected.items():
+        load_with = of(ep, ep)
+        dense = []
+        for rank, experts in enumerate(by_coordinate):
+            held = {name: load_with.holding(name, rank) for name in declared} | {
+                moment: load_with.holding("experts", rank)
+            }
+            arrays = {name: np.zeros(holding.size) for name, holding in held.items() if holding}
+            load_arrays(checkpoint, arrays, lambda name, _, held=held: held[name].runs, connect("single"), list(whole))
+            assert arrays["experts"].tolist() == [100.0 + expert for expert in experts for _ in range(2)]
+            assert arrays[moment].tolist() == [0.1 * expert for expert in experts for _ in range(2)]
+            dense += arrays["dense"].tolist()
+        assert dense == [float(row) for row in range(10) for _ in range(3)]
+    with pytest.raises(UserError, match=rf"{FIRST_MOMENT}dense \[10, 3\] is not in it"):
+        check_model(checkpoint, {moment: (8, 2), f"{FIRST_MOMENT}dense": (10, 3)}, what="moments")
 
 
 if __name__ == "__main__":
