@@ -115,8 +115,12 @@ def _drawn(world: int) -> Iterator[Sequence[Case]]:
     for number in range(RELAYS[world]):
         architecture = ("qwen3", "deepseek_v3", "qwen3_moe")[number % 3]
         plans = Counter(case.model for case in fitting if case.model.architecture == architecture)
-        first = random.choice([case for case in fitting if case.world == world and plans[case.model] >= STEPS])
+        most = [
+            case for case in fitting if case.world == world and plans[case.model] >= min(STEPS, max(plans.values()))
+        ]
+        first = random.choice(most)
         others = [case for case in fitting if case.model == first.model and case != first]
-        legs = [first, *random.sample(others, STEPS - 1)]
+        legs = [first, *random.sample(others, min(STEPS - 1, len(others)))]
+        legs += [first] * (STEPS - len(legs))
         random.shuffle(legs)
         yield legs

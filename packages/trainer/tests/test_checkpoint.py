@@ -118,7 +118,9 @@ def loaded(path: Path, of: ModelLayout, rank: int = 0) -> dict[str, np.ndarray]:
     checkpoint = Checkpoint.open(path)
     held = {name: holding for name in of.weights if (holding := of.holding(name, rank))}
     arrays = {name: np.zeros(holding.size) for name, holding in held.items()}
-    load_arrays(checkpoint, arrays, lambda name, _: held[name].runs, connect("single"), list(SHAPES))
+    load_arrays(
+        checkpoint, arrays, lambda name, _: held[name].runs, connect("single"), list(SHAPES), dtype=np.dtype(np.float64)
+    )
     return arrays
 
 
@@ -429,7 +431,14 @@ def test_pub_ckpt_01_experts_keep_their_global_numbers_in_any_layout(tmp_path: P
                 moment: load_with.holding("experts", rank)
             }
             arrays = {name: np.zeros(holding.size) for name, holding in held.items() if holding}
-            load_arrays(checkpoint, arrays, lambda name, _, held=held: held[name].runs, connect("single"), list(whole))
+            load_arrays(
+                checkpoint,
+                arrays,
+                lambda name, _, held=held: held[name].runs,
+                connect("single"),
+                list(whole),
+                dtype=np.dtype(np.float64),
+            )
             assert arrays["experts"].tolist() == [100.0 + expert for expert in experts for _ in range(2)]
             assert arrays[moment].tolist() == [0.1 * expert for expert in experts for _ in range(2)]
             dense += arrays["dense"].tolist()

@@ -79,7 +79,7 @@ def test_any_two_plans_store_each_element_once_and_move_each_once_to_every_rank_
                     continue
                 received = np.zeros(wanted.size, int)
                 for runs in written:
-                    received[wanted.runs.common(runs)[0]] += 1
+                    received[wanted.runs.common(runs).here] += 1
                 assert (received == 1).all(), (name, before.mesh, after.mesh, rank)
 
 
@@ -127,9 +127,10 @@ def runs_of(held: set[int]) -> Runs:
 
 @given(numbers, numbers)
 def test_common_elements_are_found_where_each_side_holds_them(one: set[int], other: set[int]) -> None:
-    here, there = runs_of(one).common(runs_of(other))
-    assert [sorted(one)[place] for place in here] == sorted(one & other)
-    assert [sorted(other)[place] for place in there] == sorted(one & other)
+    common = runs_of(one).common(runs_of(other))
+    assert np.array(sorted(one), int)[common.here].tolist() == sorted(one & other)
+    assert np.array(sorted(other), int)[common.there].tolist() == sorted(one & other)
+    assert common.size == len(one & other)
 
 
 @given(numbers, st.tuples(st.integers(0, 70), st.integers(0, 70)).map(sorted))

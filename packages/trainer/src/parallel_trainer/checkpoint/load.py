@@ -17,7 +17,7 @@ from device_mesh import Communicator
 from parallel_trainer.checkpoint.index import Block, Checkpoint
 from parallel_trainer.checkpoint.tensor_file import DTYPES, TensorFile, from_bfloat16
 from parallel_trainer.errors import UserError
-from parallel_trainer.parallel.layout import Runs
+from parallel_trainer.parallel.layout import Common, Runs
 
 ROUND_BYTES = 16 << 20
 """How much a rank reads before it sends."""
@@ -63,12 +63,15 @@ def load_arrays(
     runs: Callable[[str, int], Runs | None],
     communicator: Communicator,
     names: Sequence[str],
+    *,
+    dtype: np.dtype,
 ) -> int:
     """Fill arrays with what the checkpoint holds. Collective.
 
     arrays: this rank's, flat, by name of the tensor; names that it does not hold may be missing.
     runs:   which elements of a tensor a rank holds, None for none; asked for all ranks.
     names:  the tensors that any rank wants, the same on all ranks.
+    dtype:  of the arrays of all ranks.
 
     Returns the bytes that this rank read. Raises UserError, on the rank that finds it, for a damaged block.
     """
@@ -76,7 +79,6 @@ def load_arrays(
     shares = _shares(checkpoint, blocks, communicator.size)
     rounds = [list(_rounds(checkpoint, share)) for share in shares]
     cached = lru_cache(maxsize=4 * communicator.size)(runs)
-    dtype = next(iter(arrays.values())).dtype if arrays else np.dtype(np.float32)
     with Reader(checkpoint) as reader:
         for number in range(max(map(len, rounds))):
             of_round = [each[number] if number < len(each) else [] for each in rounds]
@@ -95,29 +97,27 @@ def _exchange(
 ) -> None:
     """Read this rank's blocks of a round and send to each rank what it holds of them."""
 
-    def common(block: Block, content: Runs, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where what a rank holds of a block lies in the block, and in what the rank holds."""
-        held = runs(block.tensor, rank)
-        nothing = np.empty(0, np.int64)
-        return content.common(held) if held is not None and held.size else (nothing, nothing)
+    def common(block: Block, rank: int) -> Common:
+        """What a rank holds of a block: there where it lies in the block, here where the rank holds it."""
+        return (runs(block.tensor, rank) or _NOTHING).common(contents[id(block)])
 
     contents = {id(block): checkpoint.content(block) for blocks in of_round for block in blocks}
-    mine = [(block, contents[id(block)], reader.read(block)) for block in of_round[communicator.rank]]
-    pieces = [
-        [read[common(block, content, rank)[0]] for block, content, read in mine] for rank in range(communicator.size)
-    ]
-    places = [[common(block, contents[id(block)], communicator.rank)[1] for block in blocks] for blocks in of_round]
+    mine = [(block, reader.read(block)) for block in of_round[communicator.rank]]
+    pieces = [[read[common(block, rank).there] for block, read in mine] for rank in range(communicator.size)]
+    arriving = [[(block, common(block, communicator.rank)) for block in blocks] for blocks in of_round]
     received = communicator.all_to_all(
         np.concatenate([np.empty(0, dtype), *(piece.astype(dtype, copy=False) for some in pieces for piece in some)]),
         send_sizes=[sum(piece.size for piece in some) for some in pieces],
-        receive_sizes=[sum(where.size for where in some) for some in places],
+        receive_sizes=[sum(part.size for _, part in some) for some in arriving],
     )
     start = 0
-    for blocks, of_rank in zip(of_round, places, strict=True):
-        for block, where in zip(blocks, of_rank, strict=True):
-            if where.size:
-                arrays[block.tensor][where] = received[start : start + where.size]
-                start += where.size
+    for block, part in (found for some in arriving for found in some):
+        if part.size:
+            arrays[block.tensor][part.here] = received[start : start + part.size]
+            start += part.size
+
+
+_NOTHING = Runs(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def _shares(checkpoint: Checkpoint, blocks: Sequence[Block], ranks: int) -> list[list[Block]]:

@@ -88,9 +88,9 @@ class Source:
         if self._tensor is None or self._tensor.name != tensor:
             self._tensor = _Tensor.of(self.checkpoint, tensor)
         for block, content in self._tensor.overlapping(wanted.starts[0], wanted.stops[-1]):
-            here, there = wanted.common(content)
-            if here.size:
-                found[here] = self._read(block)[there]
+            common = wanted.common(content)
+            if common.size:
+                found[common.here] = self._read(block)[common.there]
         return found
 
     def _read(self, block: Block) -> np.ndarray:

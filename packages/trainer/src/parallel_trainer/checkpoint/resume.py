@@ -93,7 +93,9 @@ def restore(trainer: Trainer, path: Path, *, optimizer: bool) -> Resumed:
         moments = {f"{prefix}{name}": shape for prefix in _MOMENTS for name, shape in trained.items()}
         check_model(checkpoint, moments, what="moments")
         names += moments
-    nbytes = load_arrays(checkpoint, _values(trainer), _runs(trainer), trainer.groups["world"], names)
+    nbytes = load_arrays(
+        checkpoint, _values(trainer), _runs(trainer), trainer.groups["world"], names, dtype=trainer.job.dtype
+    )
     notes: list[str] = []
     if optimizer:
         state = checkpoint.state

@@ -150,17 +150,18 @@ class Runs:
         some = ends > begins
         return Runs((self.starts + begins)[some], (ends - begins)[some])
 
-    def common(self, other: Runs) -> tuple[np.ndarray, np.ndarray]:
-        """The elements that both hold, in ascending order: where they lie among those held here, and there."""
+    def common(self, other: Runs) -> Common:
+        """The elements that both hold, in ascending order."""
         first = np.searchsorted(other.stops, self.starts, side="right")
         counts = np.maximum(np.searchsorted(other.starts, self.stops, side="left") - first, 0)
         own = np.repeat(np.arange(len(counts)), counts)
         others = _aranges(first, counts)
         starts = np.maximum(self.starts[own], other.starts[others])
         lengths = np.minimum(self.stops[own], other.stops[others]) - starts
-        return (
-            _aranges(starts - self.starts[own] + self.offsets[own], lengths),
-            _aranges(starts - other.starts[others] + other.offsets[others], lengths),
+        return Common(
+            _places(starts - self.starts[own] + self.offsets[own], lengths),
+            _places(starts - other.starts[others] + other.offsets[others], lengths),
+            int(lengths.sum()),
         )
 
 
@@ -174,6 +175,22 @@ def runs_of(shape: Sequence[int], dim: int | None, ranges: Sequence[Range]) -> R
     starts = np.arange(before, dtype=np.int64)[:, None] * (shape[dim] * after) + bounds[:, 0]
     lengths = np.broadcast_to(bounds[:, 1] - bounds[:, 0], starts.shape)
     return Runs(starts.reshape(-1), lengths.reshape(-1))
+
+
+@frozen(eq=False)
+class Common:
+    """Elements that two hold, in the same order: what to index the values of each with, and how many there are."""
+
+    here: slice | np.ndarray
+    there: slice | np.ndarray
+    size: int
+
+
+def _places(starts: np.ndarray, lengths: np.ndarray) -> slice | np.ndarray:
+    """What to index with for these intervals; a slice, which copies ten times as fast, where they are one."""
+    if len(starts) == 1:
+        return slice(int(starts[0]), int(starts[0] + lengths[0]))
+    return _aranges(starts, lengths)
 
 
 def _aranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
