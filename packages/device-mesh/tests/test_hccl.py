@@ -21,6 +21,7 @@ from device_mesh.mindspore_backend import MindSporeCommunicator
 from mindspore import Tensor
 
 WORLD = "hccl_world_group"
+STARTED = {"group": WORLD, "async_op": True}
 
 
 @define
@@ -98,7 +99,7 @@ def test_all_reduce(hccl: Recorder, world: MindSporeCommunicator) -> None:
     half = world.all_reduce(x.astype(np.float16), "max")
     np.testing.assert_array_equal(half, (4 * x).astype(np.float16), strict=True)
     assert hccl.calls == [("all_reduce", "float32[6]", op, {"group": WORLD}) for op in ("sum", "max")]
-    assert world.all_reduce(np.empty((0, 3))).shape == (0, 3)
+    assert world.all_reduce(x[:0]).shape == (0, 3)
     assert len(hccl.calls) == 2
 
 
@@ -127,8 +128,10 @@ def test_reductions_of_whole_numbers_on_signed_ones(
 def test_float64_is_refused_by_name(world: MindSporeCommunicator) -> None:
     with pytest.raises(TypeError, match=r"all_reduce of float64 does not work on HCCL, .* convert to float32"):
         world.all_reduce(np.zeros(2))
-    with pytest.raises(TypeError, match="reduce_scatter of float64"):
+    with pytest.raises(TypeError, match=r"^reduce_scatter of float64"):
         world.reduce_scatter(np.zeros(4))
+    with pytest.raises(TypeError, match=r"^ireduce_scatter of float64"):
+        world.ireduce_scatter(np.zeros(4), out=np.zeros(1))
 
 
 def test_all_gather(hccl: Recorder, world: MindSporeCommunicator) -> None:
@@ -138,9 +141,9 @@ def test_all_gather(hccl: Recorder, world: MindSporeCommunicator) -> None:
     hccl.effects["all_gather_into_tensor_uneven"] = lambda out, x, counts: fill(out, everything)
     np.testing.assert_array_equal(world.all_gather(rows[:2], sizes=sizes), rows, strict=True)
     counts = [0, 32, 48, 16]
-    assert hccl.calls == [("all_gather_into_tensor_uneven", "int8[96]", "int8[32]", counts, {"group": WORLD})]
+    assert hccl.calls == [("all_gather_into_tensor_uneven", "int8[96]", "int8[32]", counts, STARTED)]
     world.all_gather(rows)
-    assert hccl.calls[1:] == [("all_gather_into_tensor", "int8[384]", "int8[96]", {"group": WORLD})]
+    assert hccl.calls[1:] == [("all_gather_into_tensor", "int8[384]", "int8[96]", STARTED)]
 
 
 def test_reduce_scatter(hccl: Recorder, world: MindSporeCommunicator) -> None:
@@ -150,8 +153,8 @@ def test_reduce_scatter(hccl: Recorder, world: MindSporeCommunicator) -> None:
     np.testing.assert_array_equal(result, np.array([[5, 6], [7, 8]], np.float32), strict=True)
     world.reduce_scatter(x[:4])
     assert hccl.calls == [
-        ("reduce_scatter_tensor_uneven", "float32[4]", "float32[12]", [0, 4, 6, 2], "min", {"group": WORLD}),
-        ("reduce_scatter_tensor", "float32[2]", "float32[8]", "sum", {"group": WORLD}),
+        ("reduce_scatter_tensor_uneven", "float32[4]", "float32[12]", [0, 4, 6, 2], "min", STARTED),
+        ("reduce_scatter_tensor", "float32[2]", "float32[8]", "sum", STARTED),
     ]
 
 
@@ -164,7 +167,7 @@ def test_all_to_all_and_what_is_left(hccl: Recorder, world: MindSporeCommunicato
     np.testing.assert_array_equal(world.broadcast(np.zeros(2, np.int8), 3), [9, 9])
     world.barrier()
     assert hccl.calls == [
-        ("all_to_all_single", "int8[4]", "int8[12]", [4, 0, 0, 0], [0, 4, 8, 0], {"group": WORLD}),
+        ("all_to_all_single", "int8[4]", "int8[12]", [4, 0, 0, 0], [0, 4, 8, 0], STARTED),
         ("broadcast", "int8[2]", 3, {"group": WORLD}),
         ("barrier", {"group": WORLD}),
     ]
@@ -175,7 +178,7 @@ def test_all_gather_under_way(hccl: Recorder, world: MindSporeCommunicator) -> N
     hccl.effects["all_gather_into_tensor"] = lambda out, x: fill(out, [1, 2, 3, 4])
     outs = np.zeros((2, 4), np.int8)
     polled, waited = (world.iall_gather(np.zeros(1, np.int8), out=out) for out in outs)
-    assert hccl.calls == [("all_gather_into_tensor", "int8[4]", "int8[1]", {"group": WORLD, "async_op": True})] * 2
+    assert hccl.calls == [("all_gather_into_tensor", "int8[4]", "int8[1]", STARTED)] * 2
     assert [polled.done(), outs[0].any(), polled.done(), polled.done()] == [False, False, True, True]
     assert not outs[1].any()
     before = hccl.handle.waited
@@ -183,6 +186,62 @@ def test_all_gather_under_way(hccl: Recorder, world: MindSporeCommunicator) -> N
     waited.wait()
     assert hccl.handle.waited == before + 1
     np.testing.assert_array_equal(outs, [[1, 2, 3, 4]] * 2)
+
+
+def test_reduce_scatter_under_way(hccl: Recorder, world: MindSporeCommunicator) -> None:
+    """What travels as another dtype is turned back when the handle's event has happened, and not before."""
+    hccl.effects["reduce_scatter_tensor"] = lambda out, x, op: fill(out, 2 * x.asnumpy()[1:2])
+    hccl.effects["reduce_scatter_tensor_uneven"] = lambda out, x, counts, op: fill(out, x.asnumpy()[:2])
+    half, whole = np.zeros(1, np.float16), np.zeros(2, np.uint16)
+    summing = world.ireduce_scatter(np.array([1, 2.5, 3, 4], np.float16), out=half)
+    largest = world.ireduce_scatter(np.array([0, 40_000, 7], np.uint16), "max", sizes=[0, 2, 1, 0], out=whole)
+    assert hccl.calls == [
+        ("reduce_scatter_tensor", "float32[1]", "float32[4]", "sum", STARTED),
+        ("reduce_scatter_tensor_uneven", "int16[2]", "int16[3]", [0, 2, 1, 0], "max", STARTED),
+    ]
+    assert [summing.done(), half[0], largest.done(), whole.any()] == [False, 0, False, False]
+    assert [summing.done(), summing.done(), half[0]] == [True, True, 5]
+    largest.wait()
+    np.testing.assert_array_equal(whole, [0, 40_000])
+
+
+def test_results_of_ranks_in_another_order_under_way(hccl: Recorder, world: MindSporeCommunicator) -> None:
+    """HCCL knows the group as ranks 1, 2, 3; the last of these is the first here."""
+    hccl.effects["all_gather_into_tensor_uneven"] = lambda out, x, counts: fill(out, [10, 11, 20, 30])
+    hccl.effects["all_to_all_single"] = lambda out, x, received, sent: fill(out, [*x.asnumpy(), 100])
+    group = world.subgroup((3, 1, 2))
+    gathered, exchanged = np.zeros((2, 4), np.int8)
+    requests = [
+        group.iall_gather(np.array([10, 11], np.int8), sizes=[1, 2, 1], out=gathered),
+        group.iall_to_all(np.array([3, 1, 2], np.int8), send_sizes=[1, 1, 1], receive_sizes=[2, 1, 1], out=exchanged),
+    ]
+    (_, name, *_), *started = hccl.calls
+    options = {"group": name, "async_op": True}
+    assert started == [
+        ("all_gather_into_tensor_uneven", "int8[4]", "int8[2]", [2, 1, 1], options),
+        ("all_to_all_single", "int8[4]", "int8[3]", [1, 1, 2], [1, 1, 1], options),
+    ]
+    assert not gathered.any()
+    assert not exchanged.any()
+    for request in reversed(requests):
+        request.wait()
+        request.wait()
+    np.testing.assert_array_equal(gathered, [30, 10, 11, 20])
+    np.testing.assert_array_equal(exchanged, [3, 100, 1, 2])
+
+
+def test_what_is_started_is_named_in_errors(hccl: Recorder, world: MindSporeCommunicator) -> None:
+    x, out = np.zeros((5, 2), np.float32), np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match=r"^ireduce_scatter cannot divide 5 rows equally among 4 ranks"):
+        world.ireduce_scatter(x, out=out)
+    with pytest.raises(ValueError, match=r"^iall_to_all cannot divide 5 rows equally among 4 ranks"):
+        world.iall_to_all(x, out=out)
+    with pytest.raises(ValueError, match=r"^iall_gather was given sizes=\[1, 1, 1, 1\]"):
+        world.iall_gather(x, sizes=[1] * 4, out=out)
+    for call in (world.iall_gather, world.ireduce_scatter, world.iall_to_all):
+        with pytest.raises(ValueError, match=f"^{call.__name__} cannot write its result into out of shape"):
+            call(x[:4], out=out)
+    assert hccl.calls == []
 
 
 def test_messages_start_together(hccl: Recorder, world: MindSporeCommunicator) -> None:
@@ -221,7 +280,7 @@ def test_groups_are_made_by_their_first_collective(hccl: Recorder, world: MindSp
     made, *gathers = hccl.calls[1:]
     name = made[1]
     assert made == ("create_group", name, [1, 3], {})
-    assert gathers == [("all_gather_into_tensor", "int8[2]", "int8[1]", {"group": name})] * 2
+    assert gathers == [("all_gather_into_tensor", "int8[2]", "int8[1]", {"group": name, "async_op": True})] * 2
     assert world.subgroup((3, 1), tag=1)._group.name != name
     assert len(name) < 128  # HCCL's limit
 

@@ -99,7 +99,7 @@ def exchange_sizes(
     parts: int,
     send_sizes: Sequence[int] | None,
     receive_sizes: Sequence[int] | None,
-    call: str = "all_to_all",
+    call: str,
 ) -> tuple[list[int], list[int]]:
     """Row counts of an all_to_all of `x`: to each rank, and from each rank."""
     check_rows(x, call)
@@ -167,7 +167,7 @@ def check_subgroup(ranks: Sequence[int], rank: int, size: int) -> None:
         raise ValueError(f"subgroup({listed}) was called by rank {rank}: only the listed ranks may call it")
 
 
-def own_sizes(rows: int, rank: int, size: int, sizes: Sequence[int] | None, call: str = "all_gather") -> list[int]:
+def own_sizes(rows: int, rank: int, size: int, sizes: Sequence[int] | None, call: str) -> list[int]:
     """How many rows each rank gives to an all_gather. Raises ValueError unless this one gives those of `sizes`."""
     if sizes is None:
         return [rows] * size

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 from attrs import frozen
 
 from device_mesh.communicator import Array, ReduceOp, Request
@@ -29,26 +30,26 @@ class Engine(Protocol):
     """A communication library. Arrays are flat and C-contiguous; "bytes" are arrays of uint8.
 
     A group that its members have not opened before is opened by its first collective. No collective is called for an
-    array that is empty on all ranks.
+    array that is empty on all ranks. Those that begin with `i` may be done at once.
     """
 
     def open(self, group: Group) -> None:
         """Connect the members of a group; collective over them. Does nothing for a group that is open."""
 
+    def check_reduction(self, dtype: np.dtype[Any], call: str) -> None:
+        """Raises TypeError, which names `call`, for a dtype that the library cannot reduce."""
+
     def all_reduce(self, x: Array, op: ReduceOp, group: Group) -> None:
-        """Replace `x` by the reduction over the group. Raises TypeError for a dtype that the engine cannot reduce."""
+        """Replace `x` by the reduction over the group."""
 
-    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, group: Group) -> None:
-        """Fill `out` with this rank's `counts[i]` elements of the reduction. Raises TypeError like `all_reduce`."""
+    def ireduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, group: Group) -> Request:
+        """Start to fill `out` with this rank's piece of the reduction; that of member i has `counts[i]` elements."""
 
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int], group: Group) -> None:
-        """Fill `out` with every member's bytes, `counts[i]` from member i."""
+    def iall_gather(self, x: Array, out: Array, counts: Sequence[int], group: Group) -> Request:
+        """Start to fill `out` with every member's bytes, `counts[i]` from member i."""
 
-    def iall_gather(self, x: Array, out: Array, group: Group) -> Request:
-        """Start an `all_gather` of equally many bytes from each member."""
-
-    def all_to_all(self, x: Array, out: Array, sent: Sequence[int], received: Sequence[int], group: Group) -> None:
-        """Exchange bytes: `sent[i]` to member i, `received[i]` from it."""
+    def iall_to_all(self, x: Array, out: Array, sent: Sequence[int], received: Sequence[int], group: Group) -> Request:
+        """Start to exchange bytes: `sent[i]` to member i, `received[i]` from it."""
 
     def broadcast(self, x: Array, root: int, group: Group) -> None:
         """Replace the bytes `x` by those of `root`, a rank of the world."""

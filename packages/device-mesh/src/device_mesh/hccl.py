@@ -10,7 +10,8 @@ Importing this module loads MindSpore.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,42 +48,39 @@ class Hccl:
             self._create_group(group.name, list(group.members))
             self._opened.add(group.name)
 
+    def check_reduction(self, dtype: np.dtype[Any], call: str) -> None:
+        if dtype == np.float64:
+            raise TypeError(f"{call} of float64 does not work on HCCL, which reduces no float64: convert to float32")
+
     def all_reduce(self, x: Array, op: ReduceOp, group: Group) -> None:
-        tensor = Tensor(_signed(x, op, "all_reduce"))
+        tensor = Tensor(_signed(x, op))
         self._begin(group)
         self._distributed.all_reduce(tensor, op, group=group.name)
-        x[...] = _unsigned(tensor.asnumpy(), op, x)
+        _fill_reduced(x, tensor, op)
 
-    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, group: Group) -> None:
-        source = Tensor(_signed(x, op, "reduce_scatter"))
-        result = Tensor(np.zeros(out.size, _integers(out).dtype))
-        self._begin(group)
+    def ireduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, group: Group) -> Request:
+        source, result = Tensor(_signed(x, op)), Tensor(np.zeros(out.size, _integers(out).dtype))
+        options = self._begin(group)
         if min(counts) == max(counts):
-            self._distributed.reduce_scatter_tensor(result, source, op, group=group.name)
+            handle = self._distributed.reduce_scatter_tensor(result, source, op, **options)
         else:
-            self._distributed.reduce_scatter_tensor_uneven(result, source, list(counts), op, group=group.name)
-        out[...] = _unsigned(result.asnumpy(), op, out)
+            handle = self._distributed.reduce_scatter_tensor_uneven(result, source, list(counts), op, **options)
+        return _Started(self, source, partial(_fill_reduced, out, result, op), handle)
 
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int], group: Group) -> None:
+    def iall_gather(self, x: Array, out: Array, counts: Sequence[int], group: Group) -> Request:
         source, result = _moved(x), _moved(out)
-        self._begin(group)
+        options = self._begin(group)
         if min(counts) == max(counts):
-            self._distributed.all_gather_into_tensor(result, source, group=group.name)
+            handle = self._distributed.all_gather_into_tensor(result, source, **options)
         else:
-            self._distributed.all_gather_into_tensor_uneven(result, source, list(counts), group=group.name)
-        _fill(out, result)
+            handle = self._distributed.all_gather_into_tensor_uneven(result, source, list(counts), **options)
+        return _Started(self, source, partial(_fill, out, result), handle)
 
-    def iall_gather(self, x: Array, out: Array, group: Group) -> Request:
+    def iall_to_all(self, x: Array, out: Array, sent: Sequence[int], received: Sequence[int], group: Group) -> Request:
         source, result = _moved(x), _moved(out)
-        self._begin(group)
-        handle = self._distributed.all_gather_into_tensor(result, source, group=group.name, async_op=True)
-        return _Started(self, (source, result), out, handle)
-
-    def all_to_all(self, x: Array, out: Array, sent: Sequence[int], received: Sequence[int], group: Group) -> None:
-        source, result = _moved(x), _moved(out)
-        self._begin(group)
-        self._distributed.all_to_all_single(result, source, list(received), list(sent), group=group.name)
-        _fill(out, result)
+        options = self._begin(group)
+        handle = self._distributed.all_to_all_single(result, source, list(received), list(sent), **options)
+        return _Started(self, source, partial(_fill, out, result), handle)
 
     def broadcast(self, x: Array, root: int, group: Group) -> None:
         tensor = _moved(x)
@@ -117,15 +115,17 @@ class Hccl:
             event.record()
         return event
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: Group) -> dict[str, Any]:
+        """Do what comes before a collective in a group; returns the options by which it is started."""
         self.start_messages()
         self.open(group)
+        return {"group": group.name, "async_op": True}
 
     def _message(self, kind: str, x: Array, out: Array | None, peer: int, group: Group) -> Request:
         if not x.size:
             return DONE
         tensor = _moved(x)
-        started = _Started(self, (tensor,), out)
+        started = _Started(self, tensor, None if out is None else partial(_fill, out, tensor))
         operation = self._distributed.P2POp(kind, tensor, peer, group.carrier)
         self._waiting.setdefault(group.carrier, []).append((operation, started))
         return started
@@ -133,11 +133,11 @@ class Hccl:
 
 @define(eq=False)
 class _Started:
-    """A collective or message under way; `tensors`, kept until it is done, has the result last."""
+    """A collective or message under way, what it reads or fills, to be kept, and what is left to do once it is done."""
 
     _engine: Hccl
-    _tensors: tuple[Tensor, ...]
-    _out: Array | None
+    _tensor: Tensor
+    _then: Callable[[], None] | None
     handle: Any = None
     _event: Any = field(default=None, init=False)
     _finished: bool = field(default=False, init=False)
@@ -148,8 +148,8 @@ class _Started:
         if self.handle is None:
             self._engine.start_messages()
         self.handle.wait()
-        if self._out is not None:
-            _fill(self._out, self._tensors[-1])
+        if self._then:
+            self._then()
         self._finished = True
 
     def done(self) -> bool:
@@ -177,16 +177,14 @@ def _integers(x: Array) -> Array:
     return x.view(f"i{x.itemsize}") if x.dtype.kind in "bu" else x
 
 
-def _signed(x: Array, op: ReduceOp, call: str) -> Array:
-    if x.dtype == np.float64:
-        raise TypeError(f"{call} of float64 does not work on HCCL, which reduces no float64: convert to float32")
+def _signed(x: Array, op: ReduceOp) -> Array:
     turned = _turned(x, op)
     return _integers(x) if turned is None else _integers(x ^ turned)
 
 
-def _unsigned(result: Array, op: ReduceOp, x: Array) -> Array:
-    turned = _turned(x, op)
-    return result.view(x.dtype) if turned is None else result.view(x.dtype) ^ turned
+def _fill_reduced(out: Array, tensor: Tensor, op: ReduceOp) -> None:
+    turned, result = _turned(out, op), tensor.asnumpy().view(out.dtype)
+    out[...] = result if turned is None else result ^ turned
 
 
 def _turned(x: Array, op: ReduceOp) -> Any:

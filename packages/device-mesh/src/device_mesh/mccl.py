@@ -15,6 +15,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from attrs import define, field, frozen
@@ -34,7 +35,9 @@ _UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.mini
 
 @frozen(eq=False)
 class Mccl:
-    """mccl from one process. Its tensors share memory with the arrays, so that nothing is copied on the way.
+    """mccl from one process: every collective is made at once.
+
+    Its tensors share memory with the arrays, so that nothing is copied on the way.
 
     Args:
         rank: this process in the world.
@@ -48,10 +51,13 @@ class Mccl:
     def open(self, group: Group) -> None:
         self._open(group.name, list(group.members))
 
+    def check_reduction(self, dtype: np.dtype[Any], call: str) -> None:
+        return None
+
     def all_reduce(self, x: Array, op: ReduceOp, group: Group) -> None:
         if x.dtype not in _REDUCED:
             gathered = np.empty((len(group.members), x.size), x.dtype)
-            self.all_gather(x.view(np.uint8), gathered.reshape(-1).view(np.uint8), [x.nbytes] * len(gathered), group)
+            self._gather(x.view(np.uint8), gathered.view(np.uint8), group)
             _UFUNCS[op].reduce(gathered, axis=0, out=x)
             return
         self.open(group)
@@ -60,33 +66,31 @@ class Mccl:
             distributed.all_reduce(tensor, op, group=group.name)
             tensor.asnumpy()  # waits for the result
 
-    def reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, group: Group) -> None:
+    def ireduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, group: Group) -> Request:
         whole = x.copy()
         self.all_reduce(whole, op, group)
         out[...] = _pieces(whole, counts)[group.members.index(self._rank)]
+        return DONE
 
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int], group: Group) -> None:
+    def iall_gather(self, x: Array, out: Array, counts: Sequence[int], group: Group) -> Request:
         if min(counts) == max(counts):
             self._gather(x, out.reshape(len(counts), -1), group)
-            return
+            return DONE
         padded = np.zeros(max(counts), np.uint8)
         padded[: x.size] = x
         table = np.empty((len(counts), max(counts)), np.uint8)
         self._gather(padded, table, group)
         np.concatenate([row[:count] for row, count in zip(table, counts, strict=True)], out=out)
-
-    def iall_gather(self, x: Array, out: Array, group: Group) -> Request:
-        self._gather(x, out.reshape(len(group.members), -1), group)
         return DONE
 
-    def all_to_all(self, x: Array, out: Array, sent: Sequence[int], received: Sequence[int], group: Group) -> None:
+    def iall_to_all(self, x: Array, out: Array, sent: Sequence[int], received: Sequence[int], group: Group) -> Request:
         size = len(group.members)
         sizes = np.empty((size, size), np.int64)
         self._gather(np.array(sent, np.int64).view(np.uint8), sizes.view(np.uint8), group)
         totals = sizes.sum(axis=1).tolist()
         everything = np.empty(sum(totals), np.uint8)
         if everything.size:
-            self.all_gather(x, everything, totals, group)
+            self.iall_gather(x, everything, totals, group)
         position = group.members.index(self._rank)
         arriving = [
             _pieces(row, counts)[position]
@@ -94,8 +98,12 @@ class Mccl:
         ]
         given = [piece.size for piece in arriving]
         if given != list(received):
-            raise ValueError(f"all_to_all receives {given} bytes from the ranks {group.members}, not {list(received)}")
+            raise ValueError(
+                f"the ranks {group.members} send rank {self._rank} {given} bytes, which expects {list(received)}: "
+                "its receive_sizes must be what their send_sizes say for it"
+            )
         np.concatenate(arriving, out=out)
+        return DONE
 
     def broadcast(self, x: Array, root: int, group: Group) -> None:
         self.open(group)

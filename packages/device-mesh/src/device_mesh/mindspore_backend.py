@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import NoReturn
 
 import mindspore
 import numpy as np
-from attrs import field, frozen
+from attrs import define, field, frozen
 from mindspore import communication
 from mindspore.mint import distributed
 
@@ -80,7 +81,7 @@ class MindSporeCommunicator:
 
     def all_reduce(self, x: Array, op: ReduceOp = "sum", *, out: Array | None = None) -> Array:
         source = buffers.contiguous(x)
-        buffers.check_reduction(source.dtype, op, "all_reduce")
+        self._check_reduction(source, op, "all_reduce")
         result = buffers.output(out, source.shape, source.dtype, "all_reduce")
         if source.dtype == np.float16:
             return buffers.narrow(self.all_reduce(source.astype(np.float32), op), result)
@@ -91,31 +92,22 @@ class MindSporeCommunicator:
         return result
 
     def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
-        source = buffers.contiguous(x)
-        buffers.check_rows(source, "all_gather")
-        rows = buffers.own_sizes(len(source), self.rank, self.size, sizes)
-        result = buffers.output(out, (sum(rows), *source.shape[1:]), source.dtype, "all_gather")
-        if result.size:
-            source = buffers.apart(source, result)
-            gathered = _bytes(result)
-            counts = self._ascending(buffers.counts(rows, source, source.itemsize))
-            self._engine.all_gather(_bytes(source), gathered, counts, self._group)
-            self._reorder(gathered, counts)
-        return result
+        return self._all_gather("all_gather", x, sizes, out).finish()
 
     def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
-        if sizes is not None:
-            self.all_gather(x, sizes=sizes, out=out)
-            return DONE
+        return self._all_gather("iall_gather", x, sizes, out)
+
+    def _all_gather(self, call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> _Collective:
         source = buffers.contiguous(x)
-        buffers.check_rows(source, "iall_gather")
-        result = buffers.output(out, (self.size * len(source), *source.shape[1:]), source.dtype, "iall_gather")
+        buffers.check_rows(source, call)
+        rows = buffers.own_sizes(len(source), self.rank, self.size, sizes, call)
+        result = buffers.output(out, (sum(rows), *source.shape[1:]), source.dtype, call)
         if not result.size:
-            return DONE
-        if not self._is_ascending:  # what arrives must be reordered, so it is made at once
-            self.all_gather(source, out=result)
-            return DONE
-        return self._engine.iall_gather(_bytes(buffers.apart(source, result)), _bytes(result), self._group)
+            return _Collective(DONE, result)
+        given, arriving = _bytes(buffers.apart(source, result)), _bytes(result)
+        counts = self._ascending(buffers.counts(rows, source, source.itemsize))
+        request = self._engine.iall_gather(given, arriving, counts, self._group)
+        return _Collective(request, result, partial(self._reorder, arriving, counts))
 
     def reduce_scatter(
         self,
@@ -125,18 +117,30 @@ class MindSporeCommunicator:
         sizes: Sequence[int] | None = None,
         out: Array | None = None,
     ) -> Array:
+        return self._reduce_scatter("reduce_scatter", x, op, sizes, out).finish()
+
+    def ireduce_scatter(
+        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
+    ) -> Request:
+        return self._reduce_scatter("ireduce_scatter", x, op, sizes, out)
+
+    def _reduce_scatter(
+        self, call: str, x: Array, op: ReduceOp, sizes: Sequence[int] | None, out: Array | None
+    ) -> _Collective:
         source = buffers.contiguous(x)
-        buffers.check_reduction(source.dtype, op, "reduce_scatter")
-        buffers.check_rows(source, "reduce_scatter")
-        rows = buffers.split_sizes(len(source), self.size, sizes, "reduce_scatter", "sizes")
-        result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, "reduce_scatter")
+        self._check_reduction(source, op, call)
+        buffers.check_rows(source, call)
+        rows = buffers.split_sizes(len(source), self.size, sizes, call, "sizes")
+        result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, call)
+        if not source.size:
+            return _Collective(DONE, result)
+        received = result
         if source.dtype == np.float16:
-            return buffers.narrow(self.reduce_scatter(source.astype(np.float32), op, sizes=sizes), result)
-        if source.size:
-            counts = buffers.counts(rows, source)
-            flat = self._pieces_ascending(buffers.apart(source, result).reshape(-1), counts)
-            self._engine.reduce_scatter(flat, result.reshape(-1), self._ascending(counts), op, self._group)
-        return result
+            source, received = source.astype(np.float32), np.empty(result.shape, np.float32)
+        counts = buffers.counts(rows, source)
+        given = self._pieces_ascending(buffers.apart(source, received).reshape(-1), counts)
+        request = self._engine.ireduce_scatter(given, received.reshape(-1), self._ascending(counts), op, self._group)
+        return _Collective(request, result, None if received is result else partial(buffers.narrow, received, result))
 
     def all_to_all(
         self,
@@ -146,23 +150,7 @@ class MindSporeCommunicator:
         receive_sizes: Sequence[int] | None = None,
         out: Array | None = None,
     ) -> Array:
-        source = buffers.contiguous(x)
-        sent, received = buffers.exchange_sizes(source, self.size, send_sizes, receive_sizes)
-        result = buffers.output(out, (sum(received), *source.shape[1:]), source.dtype, "all_to_all")
-        if send_sizes is None and not source.size:
-            return result
-        given, taken = (buffers.counts(rows, source, source.itemsize) for rows in (sent, received))
-        flat = self._pieces_ascending(_bytes(buffers.apart(source, result)), given)
-        arriving = _bytes(result)
-        self._engine.all_to_all(flat, arriving, self._ascending(given), self._ascending(taken), self._group)
-        self._reorder(arriving, self._ascending(taken))
-        return result
-
-    def ireduce_scatter(
-        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
-    ) -> Request:
-        self.reduce_scatter(x, op, sizes=sizes, out=out)
-        return DONE
+        return self._all_to_all("all_to_all", x, send_sizes, receive_sizes, out).finish()
 
     def iall_to_all(
         self,
@@ -172,8 +160,26 @@ class MindSporeCommunicator:
         receive_sizes: Sequence[int] | None = None,
         out: Array,
     ) -> Request:
-        self.all_to_all(x, send_sizes=send_sizes, receive_sizes=receive_sizes, out=out)
-        return DONE
+        return self._all_to_all("iall_to_all", x, send_sizes, receive_sizes, out)
+
+    def _all_to_all(
+        self,
+        call: str,
+        x: Array,
+        send_sizes: Sequence[int] | None,
+        receive_sizes: Sequence[int] | None,
+        out: Array | None,
+    ) -> _Collective:
+        source = buffers.contiguous(x)
+        rows = buffers.exchange_sizes(source, self.size, send_sizes, receive_sizes, call)
+        result = buffers.output(out, (sum(rows[1]), *source.shape[1:]), source.dtype, call)
+        if send_sizes is None and not source.size:
+            return _Collective(DONE, result)
+        sent, received = (buffers.counts(each, source, source.itemsize) for each in rows)
+        given, arriving = self._pieces_ascending(_bytes(buffers.apart(source, result)), sent), _bytes(result)
+        counts = self._ascending(received)
+        request = self._engine.iall_to_all(given, arriving, self._ascending(sent), counts, self._group)
+        return _Collective(request, result, partial(self._reorder, arriving, counts))
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
         source = buffers.contiguous(x)
@@ -240,6 +246,10 @@ class MindSporeCommunicator:
         name = f"device_mesh_{len(ranks)}_{hashlib.sha256(path.encode()).hexdigest()[:32]}"
         return MindSporeCommunicator(self._engine, Group(name, ascending, carrier or name), self._world_rank, ranks)
 
+    def _check_reduction(self, x: Array, op: ReduceOp, call: str) -> None:
+        buffers.check_reduction(x.dtype, op, call)
+        self._engine.check_reduction(x.dtype, call)
+
     @property
     def _is_ascending(self) -> bool:
         return self.ranks == self._group.members
@@ -260,6 +270,34 @@ class MindSporeCommunicator:
         if not self._is_ascending:
             pieces = np.split(x, np.cumsum(counts)[:-1])
             x[...] = np.concatenate([pieces[self._group.members.index(rank)] for rank in self.ranks])
+
+
+@define(eq=False)
+class _Collective:
+    """A collective under way, where its result goes, and what is left to do once it is done."""
+
+    _request: Request
+    _result: Array
+    _then: Callable[[], object] | None = None
+
+    def finish(self) -> Array:
+        self.wait()
+        return self._result
+
+    def wait(self) -> None:
+        self._request.wait()
+        self._end()
+
+    def done(self) -> bool:
+        done = self._request.done()
+        if done:
+            self._end()
+        return done
+
+    def _end(self) -> None:
+        if self._then:
+            self._then()
+            self._then = None
 
 
 def _bytes(x: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from device_mesh import Communicator
@@ -60,25 +60,29 @@ class HcclOverMpi:
     def all_reduce(self, tensor: Tensor, op: str, group: str) -> None:
         self.groups[group][1].Allreduce(MPI.IN_PLACE, reducible(tensor), OPS[op])
 
-    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: str, group: str) -> None:
-        self.groups[group][1].Reduce_scatter_block(reducible(x), out.asnumpy(), OPS[op])
+    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: str, *, group: str, async_op: Literal[True]) -> Handle:
+        sides = reducible(x), out.asnumpy()
+        return Handle(self, [self.groups[group][1].Ireduce_scatter_block(*sides, OPS[op])], [out, x])
 
-    def reduce_scatter_tensor_uneven(self, out: Tensor, x: Tensor, counts: list[int], op: str, group: str) -> None:
-        self.groups[group][1].Reduce_scatter(reducible(x), out.asnumpy(), counts, OPS[op])
+    def reduce_scatter_tensor_uneven(
+        self, out: Tensor, x: Tensor, counts: list[int], op: str, *, group: str, async_op: Literal[True]
+    ) -> Handle:
+        sides = reducible(x), out.asnumpy()
+        return Handle(self, [self.groups[group][1].Ireduce_scatter(*sides, counts, OPS[op])], [out, x])
 
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, group: str, async_op: bool = False) -> Handle | None:
-        request = self.groups[group][1].Iallgather(x.asnumpy(), out.asnumpy())
-        handle = Handle(self, [request], [out, x])
-        if async_op:
-            return handle
-        handle.wait()
-        return None
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, *, group: str, async_op: Literal[True]) -> Handle:
+        return Handle(self, [self.groups[group][1].Iallgather(x.asnumpy(), out.asnumpy())], [out, x])
 
-    def all_gather_into_tensor_uneven(self, out: Tensor, x: Tensor, counts: list[int], group: str) -> None:
-        self.groups[group][1].Allgatherv(x.asnumpy(), [out.asnumpy(), counts])
+    def all_gather_into_tensor_uneven(
+        self, out: Tensor, x: Tensor, counts: list[int], *, group: str, async_op: Literal[True]
+    ) -> Handle:
+        return Handle(self, [self.groups[group][1].Iallgatherv(x.asnumpy(), [out.asnumpy(), counts])], [out, x])
 
-    def all_to_all_single(self, out: Tensor, x: Tensor, received: list[int], sent: list[int], group: str) -> None:
-        self.groups[group][1].Alltoallv([x.asnumpy(), sent], [out.asnumpy(), received])
+    def all_to_all_single(
+        self, out: Tensor, x: Tensor, received: list[int], sent: list[int], *, group: str, async_op: Literal[True]
+    ) -> Handle:
+        sides = [x.asnumpy(), sent], [out.asnumpy(), received]
+        return Handle(self, [self.groups[group][1].Ialltoallv(*sides)], [out, x])
 
     def broadcast(self, tensor: Tensor, root: int, group: str) -> None:
         members, comm = self.groups[group]

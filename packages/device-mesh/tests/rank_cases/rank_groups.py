@@ -154,15 +154,23 @@ def collectives_of_ranks_in_another_order(comm: Communicator) -> None:
     assert group.ranks == tuple(comm.ranks[member] for member in order)
     rank, sizes = group.rank, [member + 1 for member in order]
     check_equal(group.all_gather(np.full(sizes[rank], comm.rank), sizes=sizes), np.repeat(order, sizes), "int64")
-    under_way = np.empty(size, np.int64)
-    group.iall_gather(np.array([comm.rank]), out=under_way).wait()
-    check_equal(under_way, np.array(order), "int64")
     ramp = np.arange(sum(sizes))
     start = sum(sizes[:rank])
     check_equal(group.reduce_scatter(ramp, sizes=sizes), size * ramp[start : start + sizes[rank]], "int64")
     exchanged = group.all_to_all(ramp + 100 * rank, send_sizes=sizes, receive_sizes=[sizes[rank]] * size)
     own = ramp[start : start + sizes[rank]]
     check_equal(exchanged, np.concatenate([own + 100 * source for source in range(size)]), "int64")
+    gathered, summed, swapped = np.empty(size, np.int64), np.empty(1, np.int64), np.empty(size, np.int64)
+    requests = [
+        group.iall_gather(np.array([comm.rank]), out=gathered),
+        group.ireduce_scatter(np.array(order), out=summed),
+        group.iall_to_all(np.arange(size) + 100 * rank, out=swapped),
+    ]
+    for request in reversed(requests):
+        request.wait()
+    check_equal(gathered, np.array(order), "int64")
+    check_equal(summed, np.array([size * comm.rank]), "int64")
+    check_equal(swapped, 100 * np.arange(size) + rank, "int64")
     check_equal(group.broadcast(np.array([comm.rank]), 0), np.array([size - 1]), "int64")
     if rank == 0:
         check_equal(group.recv(np.empty(1), size - 1), np.full(1, 7), "float64")
