@@ -15,7 +15,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 WORLDS = (1, 2, 4, 8)
-STEPS = 3
+STEPS = 2
 GLOBAL_BATCH = 24
 SEQ_LENGTH = 32
 VOCAB_SIZE = 61
@@ -68,7 +68,7 @@ optimizer:
 lr_scheduler:
   type: LinearWithWarmUpLR
   learning_rate: 1.0e-2
-  warmup_steps: 2
+  warmup_steps: 0
 train_dataset:
   dataloader:
     type: BlendedMegatronDatasetDataLoader

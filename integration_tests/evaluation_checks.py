@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from attrs import evolve
 from cases import EOD, PAD, SEQ_LENGTH, Case, Model, corpora
 from device_mesh import Communicator
 from parallel_config import loads
@@ -96,10 +95,7 @@ def _trainer(case: Case, communicator: Communicator) -> Trainer:
         eod=EOD,
         pad=PAD if case.model.text == "padded" else -1,
     )
-    config = loads(case.yaml(texts) + section)
-    # So that the first step moves the weights.
-    config = evolve(config, lr_scheduler=evolve(config.lr_scheduler, warmup_steps=0))
-    return Trainer(prepare(config, communicator.size), communicator)
+    return Trainer(prepare(loads(case.yaml(texts) + section), communicator.size), communicator)
 
 
 def _gathered(weights: ShardedWeights) -> int:

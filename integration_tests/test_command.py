@@ -99,7 +99,7 @@ def test_verify_compares_with_one_rank(config: Path, tmp_path: Path) -> None:
 
 
 def test_verify_says_where_no_weight_was_trained(config: Path, tmp_path: Path) -> None:
-    done = call("verify", config, "--nproc", "2", "--steps", "1", cwd=tmp_path)
+    done = call("verify", edited(config, warmup_steps="2"), "--nproc", "2", "--steps", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The learning rate is 0 in every step compared, 1 of " in done.stderr
     assert "--steps 2 compares an update too" in done.stderr
