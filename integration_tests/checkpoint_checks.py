@@ -54,7 +54,7 @@ def relay(communicator: Communicator) -> dict[str, Any]:
             communicator.barrier()
         if communicator.rank == 0:
             checkpoints = [Checkpoint.open(path) for path in index.found_in(folder)]
-            found[" | ".join(case.name for case in legs)] = {
+            found[f"{number}: {' | '.join(case.name for case in legs)}"] = {
                 "loss": float(np.max(np.abs(np.array(losses) / baseline.losses - 1))),
                 "weights": largest_weight_difference(baseline.weights, weights)[2],
                 "damages": [text for checkpoint in checkpoints for text in damages(checkpoint)],
