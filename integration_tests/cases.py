@@ -614,3 +614,5 @@ CASES = tuple(
     dict.fromkeys((*_data_parallel(), *_context_parallel(), *_tensor_parallel(), *_pipeline(), *_expert_parallel()))
 )
 BASELINES = tuple({case.model: None for case in CASES})
+SCENARIOS = sorted((Path(__file__).parents[1] / "docs" / "scenarios" / "specification").glob("*.yaml"))
+"""The specification's, for eight ranks."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from attrs import asdict
-from cases import BASELINES, CASES, STEPS, Case, corpora
+from cases import BASELINES, CASES, SCENARIOS, STEPS, Case, corpora
 from checks import CHECKS
 from device_mesh import Communicator, Traffic, abort_on_error, connect
 from device_mesh.debug import CheckedCommunicator
@@ -83,10 +83,6 @@ def differences(alone: Trace, together: Trace) -> dict[str, float]:
     found["loads"] = float(np.abs(alone.tokens_per_expert - together.tokens_per_expert).max(initial=0))
     found["weights"] = largest_weight_difference(alone.weights, together.weights)[2]
     return found
-
-
-SCENARIOS = sorted((Path(__file__).parents[1] / "docs" / "scenarios" / "specification").glob("*.yaml"))
-"""For eight ranks."""
 
 
 def scenarios(folder: Path, communicator: Communicator) -> dict[str, dict[str, float]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,31 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 from cases import STEPS, Case, Model
+from msrun import BIN, ENVIRONMENT, MODULE, msrun
 
-BIN = Path(sys.executable).parent
 DOOR = [str(Path(__file__).parents[1] / "tools" / "run_mindformer.py")]
-MODULE = ["python", "-m", "parallel_trainer.run_mindformer"]
-ENVIRONMENT = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3"}
 pytestmark = pytest.mark.timeout(300)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def msrun(folder: Path, workers: int, *program: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, workers: int, *program: str) -> subprocess.CompletedProcess[str]:
     """What a call of msrun comes to; no process of it is left then."""
-    command = [str(BIN / "msrun"), f"--worker_num={workers}", f"--local_worker_num={workers}"]
-    done = subprocess.run(
-        [*command, f"--master_port={free_port()}", "--join=True", "--log_dir=logs", *program],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = msrun(folder, workers, *program)
     assert [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)] == []
     return done
 
@@ -55,7 +37,7 @@ def config(tmp_path: Path, corpora: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(("workers", "door"), [(2, DOOR), (4, MODULE)])
 def test_trains_as_ranks_of_mpiexec_do(tmp_path: Path, config: str, workers: int, door: list[str]) -> None:
-    done = msrun(tmp_path, workers, *door, "--config", config, "--mode", "1", "--output_dir", "runs")
+    done = start(tmp_path, workers, *door, "--config", config, "--mode", "1", "--output_dir", "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert len(losses(run)) == STEPS
@@ -84,7 +66,7 @@ def test_trains_as_ranks_of_mpiexec_do(tmp_path: Path, config: str, workers: int
 def test_what_cannot_be_run_is_said_once_and_nothing_is_written(
     tmp_path: Path, config: str, workers: int, arguments: list[str], named: str
 ) -> None:
-    done = msrun(tmp_path, workers, *DOOR, "--config", config, *arguments)
+    done = start(tmp_path, workers, *DOOR, "--config", config, *arguments)
     assert done.returncode != 0
     printed = done.stdout + done.stderr
     assert printed.count(named) == 1, printed
@@ -94,7 +76,7 @@ def test_what_cannot_be_run_is_said_once_and_nothing_is_written(
 
 
 def test_help_is_shown_once(tmp_path: Path) -> None:
-    done = msrun(tmp_path, 2, *MODULE, "--help")
+    done = start(tmp_path, 2, *MODULE, "--help")
     assert done.returncode == 0
     assert done.stdout.count("python -m parallel_trainer.run_mindformer --config FILE --mode 1") == 1
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import SCENARIOS
 from parallel_config import load, plan
-from ranks import SCENARIOS
 
 # What the specification says that the framework infers; where it has 16 devices, here with half as many.
 INFERRED: dict[str, dict[str, int]] = {
