@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
 from random import Random
 
@@ -35,8 +36,9 @@ from parallel_trainer.job import prepare
 from parallel_trainer.trace import on_one_rank
 
 TARGETS = {"cpu": "CPU", "ascend": "Ascend"}
-ALLOWED = {"cpu": TOLERANCES["float32"], "ascend": Tolerance(loss=1e-3, grad_norm=1e-3, weights=None)}
-"""Largest relative differences by device. On NPUs attention rounds its inputs to bfloat16."""
+ALLOWED = {"cpu": TOLERANCES["float32"], "ascend": Tolerance(loss=2e-3, grad_norm=2e-2, weights=None)}
+"""Largest relative differences by device. On NPUs attention rounds to bfloat16, which alone may need half of this room
+(`test_on_devices.py`)."""
 
 LOSSES = ("loss", "mtp_loss", "balance_loss")
 LAUNCH_SECONDS = 900.0
@@ -137,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(NO_ENGINE, file=sys.stderr)
         return 2
     allowed = ALLOWED[args.device]
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, chdir(temporary):  # the scenarios' corpus is in ./output
         folder = Path(temporary)
         plans = files(args.world_size, args.cases, args.scenarios, write_corpora(folder))
         print(

@@ -7,14 +7,19 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import on_devices
 import pytest
 from cases import CASES, SCENARIOS, WORLDS
-from on_devices import Steps, difference, drawn, main
-from parallel_config import loads
+from on_devices import ALLOWED, LOSSES, Steps, difference, drawn, main
+from parallel_config import load, loads
+from parallel_trainer.job import Device, prepare
+from parallel_trainer.trace import on_one_rank
 
 SHARDED = "1x2x1x1-sum-default-acc3-float32-untied-kv2-plain"
+DEEPSEEK = "1x2x2x2-ep8-.*deepseek_v3-top4of16"
 PIPELINE = "pp2x1-1x1x1x1-sum-default-acc4-float32-untied-kv2-plain-4layers-batch36"
 LINE = re.compile(r"^ *(\S+) +(\S+)  (equal|DIFFERENT) +(\S+)$", re.MULTILINE)
 pytestmark = pytest.mark.timeout(300)
@@ -98,6 +103,64 @@ def test_scenarios_are_float32_and_cut_to_three_steps(corpora: dict[str, str]) -
     assert {(c.model.params_dtype, c.model.compute_dtype, c.training.steps) for c in found.values()} == {
         ("float32", "float32", 3)
     }
+
+
+def test_limits_on_ascend_have_room_for_attention_in_bfloat16(
+    tmp_path: Path, corpora: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounded on one rank, going in and coming out, forward and backward: less than half of the limits."""
+    import mask_compression.mindspore
+    from mindspore import Tensor
+    from mindspore.common import _Function
+
+    def bfloat16(x: Tensor) -> Tensor:
+        bits = np.ascontiguousarray(x.asnumpy()).view(np.uint32)
+        to_even = bits + np.uint32(0x7FFF) + (bits >> 16 & 1)
+        return Tensor.from_numpy((to_even & np.uint32(0xFFFF0000)).view(np.float32))
+
+    class Rounded(_Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return bfloat16(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return bfloat16(gradient)
+
+    attention = mask_compression.mindspore.attention
+
+    def rounded_attention(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return Rounded.apply(attention(*map(Rounded.apply, (q, k, v)), *arguments, **options))
+
+    file = tmp_path / "plan.yaml"
+    (case,) = drawn(8, DEEPSEEK)
+    file.write_text(case.yaml(corpora), encoding="utf-8")
+    exact = on_devices.alone(file)
+    monkeypatch.setattr(mask_compression.mindspore, "attention", rounded_attention)
+    rounded = on_devices.alone(file)
+    cpu, ascend = ALLOWED["cpu"], ALLOWED["ascend"]
+    assert cpu.loss < difference(exact, rounded, LOSSES) < ascend.loss / 2
+    assert cpu.grad_norm < difference(exact, rounded, ("grad_norm",)) < ascend.grad_norm / 2
+
+
+@pytest.mark.filterwarnings("ignore:Extensions of this project")
+@pytest.mark.parametrize("device", ["cpu", "ascend"])
+def test_every_file_can_be_trained_where_it_is(
+    device: Device, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Read from where main is at work, both plans find their corpus and nothing in them is refused on the device."""
+
+    def alone(file: Path) -> Steps:
+        prepare(on_one_rank(load(file)), 1)
+        return [{"loss": 1.0, "grad_norm": 1.0}]
+
+    def together(file: Path, world: int, device: Device) -> Steps:
+        return [{"loss": float(prepare(load(file), world, device=device).plan.world_size == 8), "grad_norm": 1.0}]
+
+    monkeypatch.setattr(on_devices, "alone", alone)
+    monkeypatch.setattr(on_devices, "together", together)
+    assert main(["--device", device, "--world-size", "8", "--scenarios"]) == 0
+    assert len(LINE.findall(capfd.readouterr().out)) == len(drawn(8, None)) + len(SCENARIOS)
 
 
 @pytest.mark.parametrize(
