@@ -1,6 +1,6 @@
 """Every collective and gradient: the cases of rank_cases/ on 1, 2, 3, 4 and 8 ranks over MPI, and on 2 and 4 over mccl.
 
-The ranks are launched once by mpiexec, and once by msrun for each of its numbers of workers.
+The ranks are launched once by mpiexec, and once by msrun for each of its numbers of workers, these at the same time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from attrs import frozen
 PROGRAM = Path(__file__).with_name("rank_cases")
 BIN = Path(sys.executable).parent
 CASES = runpy.run_path(str(PROGRAM))["CASES"]
+RANKS = {"mpi": (8,), "mccl": (2, 4)}
 
 Results = dict[tuple[str, int], dict[int, dict[str, str]]]
 
@@ -35,9 +37,17 @@ class Launch:
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Launch]:
-    """Launch so many ranks, once, over "mpi" or "mccl"."""
-    return cache(lambda carrier, ranks: run(carrier, ranks, tmp_path_factory.mktemp("results")))
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Launch]]:
+    """The launch of so many ranks over "mpi" or "mccl"; the first that is asked for starts all of its carrier."""
+    with ThreadPoolExecutor() as pool:
+
+        @cache
+        def start(carrier: str) -> dict[int, Future[Launch]]:
+            return {
+                ranks: pool.submit(run, carrier, ranks, tmp_path_factory.mktemp("results")) for ranks in RANKS[carrier]
+            }
+
+        yield lambda carrier, ranks: start(carrier)[ranks].result()
 
 
 def run(carrier: str, ranks: int, folder: Path) -> Launch:
@@ -71,7 +81,9 @@ def free_port() -> int:
 
 
 OVER_MPI = [("mpi", 8, name, world) for name, case in CASES.items() for world in case.worlds]
-OVER_MCCL = [("mccl", ranks, name, ranks) for ranks in (2, 4) for name, case in CASES.items() if ranks in case.mccl]
+OVER_MCCL = [
+    ("mccl", ranks, name, ranks) for ranks in RANKS["mccl"] for name, case in CASES.items() if ranks in case.mccl
+]
 
 
 @pytest.mark.parametrize(("carrier", "ranks", "case", "world"), OVER_MPI + OVER_MCCL)

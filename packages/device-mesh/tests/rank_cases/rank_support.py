@@ -50,15 +50,16 @@ def case(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a case, or one for each combination of the parameters' values.
 
-    `mccl` says where it is run over mccl too: by default on 2 and 4 ranks, unless it is for debug mode or other worlds.
+    `mccl` says where it is run over mccl too: by default on 2 ranks and, with the first of all values, on 4, unless it
+    is for debug mode or other worlds.
     """
     if modes == ("debug",):
         mccl = ()
 
     def register(check: Callable[..., None]) -> Callable[..., None]:
-        for values in itertools.product(*parameters):
+        for number, values in enumerate(itertools.product(*parameters)):
             name = "-".join([check.__name__, *map(str, values)])
-            both = tuple(world for world in mccl if world in worlds)
+            both = tuple(world for world in mccl if world in worlds and (world == 2 or number == 0))
             CASES[name] = Case(lambda comm, values=values: check(comm, *values), worlds, modes, both)
         return check
 
