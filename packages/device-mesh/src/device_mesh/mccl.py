@@ -99,8 +99,8 @@ class Mccl:
         given = [piece.size for piece in arriving]
         if given != list(received):
             raise ValueError(
-                f"the ranks {group.members} send rank {self._rank} {given} bytes, which expects {list(received)}: "
-                "its receive_sizes must be what their send_sizes say for it"
+                f"rank {self._rank} expects {list(received)} bytes from the ranks {group.members}, which send it "
+                f"{given}: its receive_sizes must be what their send_sizes say for it"
             )
         np.concatenate(arriving, out=out)
         return DONE
