@@ -39,6 +39,7 @@ def test_what_cannot_run_yet_is_refused_at_its_place_in_the_file() -> None:
         ("optimizer: {type: Muon}", "Muon"),
         ("optimizer: {amsgrad: true}", "amsgrad"),
         ("lora_config: {target_modules: q_proj}", "lora_config"),
+        ("checkpoint: {save_path: ck, prefix: /other/run}", "checkpoint.prefix /other/run must be the beginning of a"),
         ("training: {steps: 0, global_batch_size: 8}", "1:19: training.steps 0 must be ≥ 1"),
         ("training: {rampup_batch_size: [8, 8, 16], global_batch_size: 16}", "training.rampup_batch_size [8, 8, 16]"),
     ],

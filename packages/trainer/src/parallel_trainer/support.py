@@ -28,6 +28,10 @@ def refusals(config: TrainConfig) -> Iterator[Problem]:
     if config.checkpoint.save_trainable_only:
         rule = "must be false: it leaves out frozen weights, and without adapters there are none that another file has"
         yield refuse("checkpoint.save_trainable_only", True, rule, "Remove the field.")
+    prefix = config.checkpoint.prefix or ""
+    if "/" in prefix or "\0" in prefix:
+        rule = "must be the beginning of a file's name, without /: files lie in the checkpoint's own folder"
+        yield refuse("checkpoint.prefix", prefix, rule, "Use letters, or put folders into checkpoint.save_path.")
     for field in ("amsgrad", "maximize"):
         if getattr(optimizer, field):
             rule = "must be false: this AdamW does not have it yet"
