@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import pytest
+from attrs import evolve
 from device_mesh import ParallelMesh, connect
 from parallel_config.schema import Checkpoint as Section
-from parallel_trainer.checkpoint import index, tensor_file, write
+from parallel_trainer.checkpoint import index, resume, save, tensor_file, write
 from parallel_trainer.checkpoint.check import damages
 from parallel_trainer.checkpoint.index import FIRST_MOMENT, INDEX, Checkpoint, State, resolve
 from parallel_trainer.checkpoint.load import check_model, load_arrays
@@ -176,6 +178,39 @@ def test_the_newest_are_kept_of_those_this_run_wrote(run: Runs, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.glob("iter*")) == [f"iteration_{step:08d}" for step in (1, 4, 5)]
 
 
+def test_one_that_the_user_deleted_does_not_end_the_run(run: Runs, tmp_path: Path) -> None:
+    going = run(tmp_path, save_max=1).to(1)
+    shutil.rmtree(tmp_path / "iteration_00000001")
+    going.to(3)
+    assert [path.name for path in tmp_path.glob("iter*")] == ["iteration_00000003"]
+
+
+def test_what_killed_runs_left_is_deleted_and_written_over(run: Runs, tmp_path: Path) -> None:
+    """An unfinished folder of another step; one whose deletion had begun; and one that is somebody else's."""
+    for name in (".iteration_00000007.writing", "iteration_00000002", "iteration_00000003"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "iteration_00000002" / "checkpoint-model-0000000-0000002.safetensors").write_text("")
+    (tmp_path / "iteration_00000003" / "notes.txt").write_text("")
+    going = run(tmp_path)
+    assert not (tmp_path / ".iteration_00000007.writing").exists()
+    assert resolve(going.to(2).saver.folder).name == "iteration_00000002"
+    with pytest.raises(UserError, match=r"iteration_00000003 exists, .*: move it away"):
+        going.to(3)
+    assert (tmp_path / "iteration_00000003" / "notes.txt").exists()
+
+
+def test_a_file_system_without_locks_is_said_once_and_saved_to(
+    run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(save.fcntl, "flock", none)
+    with pytest.warns(UserWarning, match="file system without locks .*nothing keeps another run"):
+        run(tmp_path).to(1)
+    assert resolve(tmp_path).name == "iteration_00000001"
+
+
 def test_steps_between_are_not_saved_and_the_last_one_is(run: Runs, tmp_path: Path) -> None:
     run(tmp_path, save_interleaved_steps=3, no_save_optim=True).to(4).saver.finish(4)
     assert sorted(path.name for path in tmp_path.glob("iter*")) == ["iteration_00000003", "iteration_00000004"]
@@ -246,6 +281,13 @@ def test_verify_names_every_damaged_block_and_exits_with_1(saved: Path, capsys: 
     assert "2 faults" in capsys.readouterr().out
 
 
+def test_verify_says_once_that_a_file_cannot_be_read(saved: Path) -> None:
+    path = saved / "checkpoint-model-0000000-0000001.safetensors"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    (said,) = damages(Checkpoint.open(saved))
+    assert "no whole safetensors file" in said
+
+
 def edited(path: Path, **changes: Any) -> None:
     """The index with other values, and the checksum that belongs to them."""
     body = json.loads(path.read_text())
@@ -290,6 +332,57 @@ def test_elements_that_no_file_holds_or_two_do_are_found(saved: Path) -> None:
         assert re.search(message, "\n".join(damages(Checkpoint.open(saved))))
     edited(saved / INDEX, tensors=tensors | {"table": tensors["table"] | {"pieces": [piece, piece]}})
     assert "are there twice" in "\n".join(damages(Checkpoint.open(saved)))
+
+
+def test_loading_does_not_leave_elements_as_they_were(saved: Path) -> None:
+    tensors = json.loads((saved / INDEX).read_text())["tensors"]
+    for pieces in ([], 2 * tensors["table"]["pieces"]):
+        edited(saved / INDEX, tensors=tensors | {"table": tensors["table"] | {"pieces": pieces}})
+        with pytest.raises(UserError, match=r"does not hold each element exactly once: .*checkpoint verify"):
+            loaded(saved, layout())
+
+
+class SecondRank:
+    """Rank 1 of two, to which rank 0 says these texts in turn."""
+
+    rank, size = 1, 2
+
+    def __init__(self, *texts: Any) -> None:
+        self._texts = iter([json.dumps(text).encode() for text in texts])
+        self._text = b""
+
+    def all_gather(self, x: np.ndarray, *, sizes: list[int] | None = None) -> np.ndarray:
+        if sizes is None:
+            self._text = next(self._texts)
+            return np.append(len(self._text), x)
+        return np.append(np.frombuffer(self._text, np.uint8), x)
+
+
+def test_all_ranks_load_what_rank_0_found_newest(saved: Path) -> None:
+    """Another run may save, or delete, while they look."""
+    older = saved.with_name("iteration_00000001")
+    second: Any = SecondRank(None, str(older), None)
+    assert resume.opened(saved.parent, second).folder == older
+    second = SecondRank("there is none", None, None)
+    with pytest.raises(UserError, match="there is none"):
+        resume.opened(saved.parent, second)
+
+
+def test_going_on_with_other_data_or_another_type_is_said(saved: Path) -> None:
+    config = {"seed": 1, "data_path": ("b",), "train_data_path": None, "split": "1, 0, 0"}
+    dataloader = SimpleNamespace(config=SimpleNamespace(**config), shuffle=False)
+    job: Any = SimpleNamespace(
+        plan=SimpleNamespace(global_batch_size=4),
+        dtype=np.dtype(np.float32),
+        dataset=range(20),
+        seq_length=8,
+        config=SimpleNamespace(train_dataset=SimpleNamespace(dataloader=dataloader)),
+    )
+    checkpoint = evolve(Checkpoint.open(saved), data=resume.data_of(job) | {"data_path": ["a"]})
+    batch, dtype, data = resume.notes(checkpoint, job, 4)
+    assert "The global batch was 8 samples and is 4: of the 16 samples read this makes step 4" in batch
+    assert dtype == "The checkpoint has F64, and this run keeps weights and moments in float32."
+    assert "data_path was ['a'], is ['b']" in data
 
 
 CRASHES = {

@@ -15,9 +15,12 @@ def damages(checkpoint: Checkpoint) -> Iterator[str]:
         gaps = tensor.gaps()
         if gaps:
             yield f"{name}: {gaps}"
+    said = set()
     with Reader(checkpoint) as reader:
         for block in checkpoint.blocks(list(checkpoint.tensors)):
             try:
                 reader.read(block)
-            except UserError as error:
-                yield str(error)
+            except UserError as error:  # of a file that cannot be opened, the same for each of its blocks
+                if str(error) not in said:
+                    said.add(str(error))
+                    yield str(error)

@@ -244,11 +244,10 @@ def resolve(path: Path) -> Path:
     found = found_in(path) if path.is_dir() else []
     if found:
         return found[-1]
-    what = "holds no complete checkpoint" if path.is_dir() else "does not exist"
+    what = "is a file" if path.is_file() else "holds no complete checkpoint" if path.is_dir() else "does not exist"
     raise UserError(
         f"{path} {what}: a checkpoint is a folder with {INDEX}, as training writes it to checkpoint.save_path. Name "
-        f"such a "
-        "folder, or one that holds them, of which the newest is taken"
+        "such a folder, or one that holds them, of which the newest is taken"
     )
 
 

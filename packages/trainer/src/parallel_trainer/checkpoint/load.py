@@ -73,16 +73,23 @@ def load_arrays(
     names:  the tensors that any rank wants, the same on all ranks.
     dtype:  of the arrays of all ranks.
 
-    Returns the bytes that this rank read. Raises UserError, on the rank that finds it, for a damaged block.
+    Returns the bytes that this rank read. Raises UserError, on the rank that finds it, for a damaged block and for
+    elements that are missing or there twice.
     """
     blocks = checkpoint.blocks(names)
     shares = _shares(checkpoint, blocks, communicator.size)
     rounds = [list(_rounds(checkpoint, share)) for share in shares]
     cached = lru_cache(maxsize=4 * communicator.size)(runs)
+    wanted = sum(arrays[name].size for name in names if name in arrays)
     with Reader(checkpoint) as reader:
         for number in range(max(map(len, rounds))):
             of_round = [each[number] if number < len(each) else [] for each in rounds]
-            _exchange(checkpoint, of_round, reader, arrays, cached, communicator, dtype)
+            wanted -= _exchange(checkpoint, of_round, reader, arrays, cached, communicator, dtype)
+        if wanted:
+            raise UserError(
+                f"{checkpoint.folder} does not hold each element exactly once: `parallel-train checkpoint verify "
+                f"{checkpoint.folder}` names the tensors. Load another checkpoint"
+            )
         return reader.nbytes
 
 
@@ -94,8 +101,8 @@ def _exchange(
     runs: Callable[[str, int], Runs | None],
     communicator: Communicator,
     dtype: np.dtype,
-) -> None:
-    """Read this rank's blocks of a round and send to each rank what it holds of them."""
+) -> int:
+    """Read this rank's blocks of a round and send to each rank what it holds of them. Returns how many came here."""
 
     def common(block: Block, rank: int) -> Common:
         """What a rank holds of a block: there where it lies in the block, here where the rank holds it."""
@@ -115,6 +122,7 @@ def _exchange(
         if part.size:
             arrays[block.tensor][part.here] = received[start : start + part.size]
             start += part.size
+    return start
 
 
 _NOTHING = Runs(np.empty(0, np.int64), np.empty(0, np.int64))

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
+from device_mesh import Communicator
 
+from parallel_trainer.checkpoint.agree import all_or_none, gather
 from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Checkpoint, State, resolve
 from parallel_trainer.checkpoint.load import check_model, load_arrays
 from parallel_trainer.checkpoint.save import Array, Snapshot
+from parallel_trainer.checkpoint.write import DTYPE_NAMES
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, degrees
 from parallel_trainer.parallel.layout import Runs
@@ -83,7 +86,7 @@ def restore(trainer: Trainer, path: Path, *, optimizer: bool) -> Resumed:
     Raises UserError for a checkpoint that is damaged or does not fit the model or the run. The trainer is then of no
     use.
     """
-    checkpoint = Checkpoint.open(resolve(path))
+    checkpoint = opened(path, trainer.groups["world"])
     weights = {name: weight.shape for name, weight in trainer.layout.weights.items()}
     check_model(checkpoint, weights, what="weights")
     names = list(weights)
@@ -96,17 +99,24 @@ def restore(trainer: Trainer, path: Path, *, optimizer: bool) -> Resumed:
     nbytes = load_arrays(
         checkpoint, _values(trainer), _runs(trainer), trainer.groups["world"], names, dtype=trainer.job.dtype
     )
-    notes: list[str] = []
+    said: tuple[str, ...] = ()
     if optimizer:
         state = checkpoint.state
         trainer.step = _position(state, trainer.job)
         trainer.consumed, trainer.skipped = state.consumed_samples, state.skipped
         trainer.optimizer.steps = state.optimizer_steps
-        notes += _notes(checkpoint, trainer.job, trainer.step)
-    return Resumed(checkpoint.folder, trainer.step, nbytes, tuple(notes))
+        said = tuple(notes(checkpoint, trainer.job, trainer.step))
+    return Resumed(checkpoint.folder, trainer.step, nbytes, said)
 
 
 _MOMENTS = (FIRST_MOMENT, SECOND_MOMENT)
+
+
+def opened(path: Path, communicator: Communicator) -> Checkpoint:
+    """The checkpoint that a path means to rank 0, on all ranks: the newest may become another while they look."""
+    found = all_or_none(communicator, lambda: str(resolve(path)) if communicator.rank == 0 else "")
+    folder = Path(gather(communicator, found)[0])
+    return all_or_none(communicator, lambda: Checkpoint.open(folder))
 
 
 def _values(trainer: Trainer) -> dict[str, np.ndarray]:
@@ -155,20 +165,26 @@ def data_of(job: Job) -> dict[str, Any]:
     dataloader = job.config.train_dataset.dataloader
     return {
         "samples": len(job.dataset),
+        "data_path": [str(part) for part in dataloader.config.data_path or dataloader.config.train_data_path or ()],
+        "split": dataloader.config.split,
         "seq_length": job.seq_length,
         "seed": dataloader.config.seed,
         "shuffle": dataloader.shuffle,
     }
 
 
-def _notes(checkpoint: Checkpoint, job: Job, step: int) -> Iterator[str]:
+def notes(checkpoint: Checkpoint, job: Job, step: int) -> Iterator[str]:
+    """What differs between the run that saved and this one, which goes on at `step`, in sentences."""
     state, size = checkpoint.state, job.plan.global_batch_size
     if size != state.global_batch_size:
         yield (
             f"The global batch was {state.global_batch_size} samples and is {size}: of the {state.consumed_samples} "
-            f"samples "
-            f"read this makes step {step}, which is where the learning rate goes on."
+            f"samples read this makes step {step}, which is where the learning rate goes on."
         )
+    types = {tensor.dtype for tensor in checkpoint.tensors.values()}
+    if types != {DTYPE_NAMES[job.dtype]}:
+        stored = " and ".join(sorted(types))
+        yield f"The checkpoint has {stored}, and this run keeps weights and moments in {job.dtype}."
     now = data_of(job)
     other = [
         f"{name} was {value}, is {now.get(name)}" for name, value in checkpoint.data.items() if now.get(name) != value

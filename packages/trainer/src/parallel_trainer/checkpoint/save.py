@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from io import TextIOBase
 from pathlib import Path
@@ -25,6 +27,7 @@ from parallel_trainer.checkpoint.write import (
     Content,
     Kind,
     begin,
+    clear_partial,
     commit,
     file_name,
     joined,
@@ -35,6 +38,9 @@ from parallel_trainer.checkpoint.write import (
 )
 from parallel_trainer.errors import UserError
 from parallel_trainer.parallel.layout import Holding
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file system that knows no locks answers (Lustre without the option flock, NFS without its lock service)."""
 
 
 @frozen(eq=False)
@@ -167,12 +173,14 @@ class Saver:
 
     def _failure(self, final: Path, errors: list[str]) -> str:
         complete = found_in(self.folder)
-        kept = f"The newest complete one is {complete[-1]}" if complete else "There is no complete one yet"
+        kept = "There is no complete one yet. Make room or choose another checkpoint.save_path"
+        if complete:
+            kept = (
+                f"The newest complete one is {complete[-1]}. Make room or choose another checkpoint.save_path, and go "
+                f"on with checkpoint.load_path: {complete[-1]}"
+            )
         more = f" ({len(errors) - 1} more ranks failed)" if len(errors) > 1 else ""
-        return (
-            f"Checkpoint {final} could not be saved. {errors[0]}{more}. {kept}. Make room or choose another "
-            "checkpoint.save_path, and go on with checkpoint.load_path"
-        )
+        return f"Checkpoint {final} could not be saved. {errors[0]}{more}. {kept}"
 
     def _claim(self, step: int) -> None:
         try:
@@ -188,6 +196,14 @@ class Saver:
                 f"checkpoint.save_path {self.folder} is used by another run that is still going: each run needs a "
                 "folder of its own"
             ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            warnings.warn(
+                f"checkpoint.save_path {self.folder} is on a file system without locks ({error.strerror}): nothing "
+                "keeps another run from saving there at the same time.",
+                stacklevel=2,
+            )
         later = [path for path in found_in(self.folder) if _step(path) > step]
         if later:
             self._lock.close()
@@ -196,6 +212,7 @@ class Saver:
                 f"checkpoints would lie among those of another. Go on from there with checkpoint.load_path: "
                 f"{self.folder}, choose another save_path, or move the later checkpoints away"
             )
+        clear_partial(self.folder)
 
 
 def _step(folder: Path) -> int:

@@ -105,11 +105,24 @@ def partial_of(final: Path) -> Path:
 
 
 def begin(final: Path) -> Path:
-    """An empty folder in which to write `final`."""
+    """An empty folder in which to write `final`, of which rests of a checkpoint without its index are deleted.
+
+    Raises UserError where `final` is something else.
+    """
     folder = partial_of(final)
     shutil.rmtree(folder, ignore_errors=True)
+    if final.is_dir() and all(path.suffix == ".safetensors" for path in final.iterdir()):
+        shutil.rmtree(final)
+    if final.exists():
+        raise UserError(f"{final} exists, and a checkpoint is to be written there: move it away")
     folder.mkdir()
     return folder
+
+
+def clear_partial(parent: Path) -> None:
+    """Delete what runs that were killed left unfinished in a folder of checkpoints, in which nobody writes."""
+    for folder in parent.glob(".iteration_*.writing"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def commit(final: Path) -> None:
@@ -141,9 +154,12 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint; whatever happens on the way, what is left is not taken for a complete one."""
+    """Delete a checkpoint as far as it is there and can be; what is left is not taken for a complete one.
+
+    Raises OSError where not even its index can be deleted.
+    """
     (folder / INDEX).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from parallel_config import load, plan
 
 from parallel_trainer.checkpoint.check import damages
-from parallel_trainer.checkpoint.index import Checkpoint, is_moment, resolve
+from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Checkpoint, resolve
 from parallel_trainer.cli import checkpoint_hf
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import degrees
@@ -65,7 +65,7 @@ def _lines(checkpoint: Checkpoint) -> Iterator[str]:
     yield f"{'weight':56}  {'shape':>20}  {'type':>4}  {'files':>5}  {'bytes':>16}  moments"
     total = 0
     for name, tensor in checkpoint.weights.items():
-        moments = [each for key, each in checkpoint.tensors.items() if is_moment(key) and key.endswith(f".{name}")]
+        moments = [prefix for prefix in (FIRST_MOMENT, SECOND_MOMENT) if f"{prefix}{name}" in checkpoint.tensors]
         shape = " x ".join(map(str, tensor.shape)) or "1 number"
         nbytes = tensor.size * tensor.itemsize
         total += nbytes
