@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -34,6 +35,32 @@ def test_ranks_of_pmix_do_not_train_copies() -> None:
     """The launcher tells MPI alone how many there are; MPICH, which does not speak PMIx, says that and ends."""
     for rank in (0, 1):
         assert joined(rank, {"PMIX_RANK": "{rank}"}).returncode != 0
+
+
+def test_ranks_have_the_time_to_save_however_often_a_scheduler_says_terminate() -> None:
+    """A rank that needs half a second after the first signal, and a burst of them to the process that started it."""
+    rank = (
+        "import signal, time\n"
+        "told = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: told.append(1))\n"
+        "print('ready', flush=True)\n"
+        "while not told: time.sleep(0.01)\n"
+        "end = time.monotonic() + 0.5\n"
+        "while time.monotonic() < end: time.sleep(0.05)\n"
+        "print('saved', flush=True)\n"
+    )
+    program = (
+        "import sys\nfrom parallel_trainer.launch.mpiexec import run_ranks\n"
+        f"sys.exit(run_ranks(1, ['-c', {rank!r}], stop_on_sigterm=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(200):
+            process.terminate()
+            time.sleep(2e-5)
+        assert process.communicate(timeout=20)[0] == "saved\n"
+    assert process.returncode == 0
 
 
 def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5, mtp: float = 5.0, load: int = 3) -> Trace:

@@ -35,7 +35,7 @@ def run_ranks(world_size: int, arguments: Sequence[str], *, stop_on_sigterm: boo
     environment = rank_environment(world_size, os.environ)
     # A session of its own: the terminal's Ctrl-C reaches us alone, and we pass it on.
     with (
-        _signals_as_interrupt(_Terminated if stop_on_sigterm else KeyboardInterrupt),
+        _signals_as_interrupt(),
         subprocess.Popen(
             command,
             env=environment,
@@ -44,8 +44,10 @@ def run_ranks(world_size: int, arguments: Sequence[str], *, stop_on_sigterm: boo
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         ) as job,
     ):
+        if stop_on_sigterm:
+            signal.signal(signal.SIGTERM, lambda *_: job.send_signal(signal.SIGTERM))
         try:
-            code = _wait(job)
+            code = job.wait()
         except KeyboardInterrupt:
             return _interrupt(job)
     return 128 - code if code < 0 else code
@@ -78,23 +80,10 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which the ranks get as well."""
-
-
-def _wait(job: subprocess.Popen[bytes]) -> int:
-    """The job's exit code; passes SIGTERM on, which mpiexec hands to the ranks."""
-    while True:
-        try:
-            return job.wait()
-        except _Terminated:
-            job.send_signal(signal.SIGTERM)
-
-
 @contextmanager
-def _signals_as_interrupt(terminated: type[KeyboardInterrupt]) -> Iterator[None]:
+def _signals_as_interrupt() -> Iterator[None]:
     def interrupt(signum: int, frame: object) -> None:
-        raise terminated if signum == signal.SIGTERM else KeyboardInterrupt
+        raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
