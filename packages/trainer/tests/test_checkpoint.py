@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from device_mesh import ParallelMesh, connect
+from parallel_config import ConfigWarning
 from parallel_config.schema import Checkpoint as Section
 from parallel_trainer.checkpoint import index, resume, save, tensor_file, write
 from parallel_trainer.checkpoint.check import damages
@@ -206,7 +207,7 @@ def test_a_file_system_without_locks_is_said_once_and_saved_to(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(save.fcntl, "flock", none)
-    with pytest.warns(UserWarning, match="file system without locks .*nothing keeps another run"):
+    with pytest.warns(ConfigWarning, match="file system without locks .*nothing keeps another run"):
         run(tmp_path).to(1)
     assert resolve(tmp_path).name == "iteration_00000001"
 
@@ -452,6 +453,12 @@ def test_a_folder_that_cannot_be_written_is_refused(run: Runs, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"checkpoint.save_path .*file/ck cannot be written to: Not a directory"):
         run(tmp_path / "file" / "ck")
+
+
+def test_checkpoints_do_not_lie_inside_of_one(run: Runs, saved: Path) -> None:
+    with pytest.raises(UserError, match="is a checkpoint: others would lie inside it") as error:
+        run(saved, step=2)
+    assert f"Name a folder of checkpoints, {saved.parent} or" in str(error.value)
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from typing import Any, Self
 import numpy as np
 from attrs import evolve, frozen
 from device_mesh import Communicator
-from parallel_config import TrainConfig
+from parallel_config import ConfigWarning, TrainConfig
 from parallel_config.schema import Checkpoint as Section
 
 from parallel_trainer.checkpoint import index
 from parallel_trainer.checkpoint.agree import all_or_none, attempt, gather
-from parallel_trainer.checkpoint.index import Checkpoint, State, found_in
+from parallel_trainer.checkpoint.index import INDEX, Checkpoint, State, found_in
 from parallel_trainer.checkpoint.write import (
     DTYPE_NAMES,
     PREFIX,
@@ -183,6 +183,11 @@ class Saver:
         return f"Checkpoint {final} could not be saved. {errors[0]}{more}. {kept}"
 
     def _claim(self, step: int) -> None:
+        if (self.folder / INDEX).is_file():
+            raise UserError(
+                f"checkpoint.save_path {self.folder} is a checkpoint: others would lie inside it, where nothing finds "
+                f"them. Name a folder of checkpoints, {self.folder.absolute().parent} or a new one"
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / ".lock").open("w")
@@ -202,6 +207,7 @@ class Saver:
             warnings.warn(
                 f"checkpoint.save_path {self.folder} is on a file system without locks ({error.strerror}): nothing "
                 "keeps another run from saving there at the same time.",
+                ConfigWarning,
                 stacklevel=2,
             )
         later = [path for path in found_in(self.folder) if _step(path) > step]
