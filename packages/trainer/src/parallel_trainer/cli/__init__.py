@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import warnings
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in (run, verify, plan, data, checkpoint):
         module.add_parser(commands)
     args = parser.parse_args(argv)
+    os.environ.setdefault("GLOG_v", "3")  # of what MindSpore logs where a command imports it: errors only
     return say_errors(lambda: args.run(args))
 
 

@@ -80,7 +80,7 @@ def _verify(args: argparse.Namespace) -> int:
     for text in found:
         print(text)
     if found:
-        print(f"DAMAGED: {checkpoint.folder}, {len(found)} faults")
+        print(f"DAMAGED: {checkpoint.folder}, {len(found)} fault{'s' * (len(found) > 1)}")
         return 1
     elements = sum(tensor.size for tensor in checkpoint.tensors.values())
     print(
