@@ -152,6 +152,8 @@ class Runs:
 
     def common(self, other: Runs) -> Common:
         """The elements that both hold, in ascending order."""
+        if self._ends_before(other) or other._ends_before(self):  # so it is for most blocks and most ranks
+            return Common(slice(0), slice(0), 0)
         first = np.searchsorted(other.stops, self.starts, side="right")
         counts = np.maximum(np.searchsorted(other.starts, self.stops, side="left") - first, 0)
         own = np.repeat(np.arange(len(counts)), counts)
@@ -163,6 +165,12 @@ class Runs:
             _places(starts - other.starts[others] + other.offsets[others], lengths),
             int(lengths.sum()),
         )
+
+    def _ends_before(self, other: Runs) -> bool:
+        """Whether one of them is empty, or these end before the others begin."""
+        if not (len(self.starts) and len(other.starts)):
+            return True
+        return bool(self.starts[-1] + self.lengths[-1] <= other.starts[0])
 
 
 def runs_of(shape: Sequence[int], dim: int | None, ranges: Sequence[Range]) -> Runs:
