@@ -447,6 +447,8 @@ def test_a_new_run_does_not_save_among_the_checkpoints_of_another(run: Runs, sav
     with pytest.raises(UserError, match="holds iteration_00000002, and this run starts at step 1") as error:
         run(saved.parent, step=1)
     assert f"checkpoint.load_path: {saved.parent}" in str(error.value)
+    with pytest.raises(UserError, match="What works: choose another save_path, or move"):  # it was from there
+        run(saved.parent, step=1, load_path=str(saved.parent))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(run: Runs, tmp_path: Path) -> None:
@@ -466,6 +468,11 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         resolve(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         resolve(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=f"^nowhere does not exist in {re.escape(str(Path.cwd()))}: "):
+        resolve(Path("nowhere"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file is a file: a checkpoint is a folder with"):
+        resolve(tmp_path / "file")
 
 
 def test_another_model_is_refused_with_every_difference(saved: Path) -> None:

@@ -244,7 +244,9 @@ def resolve(path: Path) -> Path:
     found = found_in(path) if path.is_dir() else []
     if found:
         return found[-1]
-    what = "is a file" if path.is_file() else "holds no complete checkpoint" if path.is_dir() else "does not exist"
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    what = "is a file" if path.is_file() else "holds no complete checkpoint"
+    what = what if path.exists() else f"does not exist{where}"
     raise UserError(
         f"{path} {what}: a checkpoint is a folder with {INDEX}, as training writes it to checkpoint.save_path. Name "
         "such a folder, or one that holds them, of which the newest is taken"

@@ -213,10 +213,12 @@ class Saver:
         later = [path for path in found_in(self.folder) if _step(path) > step]
         if later:
             self._lock.close()
+            loads = self.section.load_path and Path(self.section.load_path).absolute() == self.folder.absolute()
+            go_on = "" if loads else f"go on from there with checkpoint.load_path: {self.folder}, "
             raise UserError(
                 f"checkpoint.save_path {self.folder} holds {later[-1].name}, and this run starts at step {step}: its "
-                f"checkpoints would lie among those of another. Go on from there with checkpoint.load_path: "
-                f"{self.folder}, choose another save_path, or move the later checkpoints away"
+                f"checkpoints would lie among those of another. What works: {go_on}choose another save_path, or move "
+                "the later checkpoints away"
             )
         clear_partial(self.folder)
 

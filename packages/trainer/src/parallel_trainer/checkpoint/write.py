@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -77,16 +77,22 @@ def _piece(content: Content, checksums: list[int]) -> dict[str, Any]:
 
 def joined(files: Iterable[tuple[str, Written]]) -> tuple[dict[str, StoredTensor], dict[str, int]]:
     """Names of files with what `write_file` returned, as the index has it: whole tensors, and bytes of files."""
-    tensors: dict[str, StoredTensor] = {}
     sizes: dict[str, int] = {}
+    found: dict[str, list[tuple[Piece, Mapping[str, Any]]]] = {}
     for file, written in files:
         sizes[file] = written["nbytes"]
         for name, values in written["tensors"].items():
             ranges = tuple((first, last) for first, last in values["ranges"])
             piece = Piece(file, ranges, values["start"], values["stop"], tuple(values["checksums"]))
-            before = tensors[name].pieces if name in tensors else ()
-            tensors[name] = StoredTensor(tuple(values["shape"]), values["dtype"], values["split_dim"], (*before, piece))
-    return tensors, sizes
+            found.setdefault(name, []).append((piece, values))
+    return {name: _stored(parts) for name, parts in found.items()}, sizes
+
+
+def _stored(parts: Sequence[tuple[Piece, Mapping[str, Any]]]) -> StoredTensor:
+    """A tensor of its pieces and what `write_file` said of each."""
+    values = parts[0][1]
+    pieces = tuple(piece for piece, _ in parts)
+    return StoredTensor(tuple(values["shape"]), values["dtype"], values["split_dim"], pieces)
 
 
 def file_name(kind: Kind, rank: int, ranks: int, *, prefix: str = PREFIX) -> str:
