@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from device_mesh import ParallelMesh, connect
-from parallel_config import ConfigWarning
+from parallel_config import ConfigWarning, loads
 from parallel_config.schema import Checkpoint as Section
 from parallel_trainer.checkpoint import index, resume, save, tensor_file, write
 from parallel_trainer.checkpoint.check import damages
@@ -32,6 +32,7 @@ from parallel_trainer.checkpoint.reshard import reshard
 from parallel_trainer.checkpoint.save import Array, Saver, Snapshot
 from parallel_trainer.cli import main
 from parallel_trainer.errors import UserError
+from parallel_trainer.models.config import model_config
 from parallel_trainer.parallel.layout import Holding, ModelLayout
 from parallel_trainer.parallel.weights import Normal, Weight
 from safetensors.numpy import load_file
@@ -384,6 +385,23 @@ def test_going_on_with_other_data_or_another_type_is_said(saved: Path) -> None:
     assert "The global batch was 8 samples and is 4: of the 16 samples read this makes step 4" in batch
     assert dtype == "The checkpoint has F64, and this run keeps weights and moments in float32."
     assert "data_path was ['a'], is ['b']" in data
+
+
+MODEL = """
+model: {model_type: qwen3, architectures: Qwen3ForCausalLM, vocab_size: 8, seq_length: 8, hidden_size: 8,
+        intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2, head_dim: 4,
+        initializer_range: 0.02, rope_theta: 10000.0}
+"""
+
+
+def test_a_model_that_computes_something_else_with_the_weights_is_said(saved: Path) -> None:
+    """Shapes do not show it; how a model is trained is the new file's to say."""
+    checkpoint = evolve(Checkpoint.open(saved), config=MODEL)
+    other = MODEL.replace("10000.0", "500000.0").replace("0.02", "0.01")
+    (said,) = resume.model_notes(checkpoint, model_config(loads(other).model))
+    assert said.endswith(": rope_theta was 10000.0, is 500000.0.")
+    assert list(resume.model_notes(checkpoint, model_config(loads(MODEL).model))) == []
+    assert list(resume.model_notes(evolve(checkpoint, config="model: {"), model_config(loads(MODEL).model))) == []
 
 
 CRASHES = {

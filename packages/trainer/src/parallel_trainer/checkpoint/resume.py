@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import frozen
+from attrs import asdict, frozen
 from device_mesh import Communicator
+from parallel_config import ConfigError, loads
 
 from parallel_trainer.checkpoint.agree import all_or_none, gather
 from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Checkpoint, State, resolve
@@ -17,6 +19,7 @@ from parallel_trainer.checkpoint.save import Array, Snapshot
 from parallel_trainer.checkpoint.write import DTYPE_NAMES
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, degrees
+from parallel_trainer.models.config import ModelConfig, model_config
 from parallel_trainer.parallel.layout import Runs
 
 if TYPE_CHECKING:
@@ -96,17 +99,17 @@ def restore(trainer: Trainer, path: Path, *, optimizer: bool) -> Resumed:
         moments = {f"{prefix}{name}": shape for prefix in _MOMENTS for name, shape in trained.items()}
         check_model(checkpoint, moments, what="moments")
         names += moments
+        step = _position(checkpoint.state, trainer.job)
     nbytes = load_arrays(
         checkpoint, _values(trainer), _runs(trainer), trainer.groups["world"], names, dtype=trainer.job.dtype
     )
-    said: tuple[str, ...] = ()
+    said = list(model_notes(checkpoint, trainer.job.model))
     if optimizer:
         state = checkpoint.state
-        trainer.step = _position(state, trainer.job)
-        trainer.consumed, trainer.skipped = state.consumed_samples, state.skipped
+        trainer.step, trainer.consumed, trainer.skipped = step, state.consumed_samples, state.skipped
         trainer.optimizer.steps = state.optimizer_steps
-        said = tuple(notes(checkpoint, trainer.job, trainer.step))
-    return Resumed(checkpoint.folder, trainer.step, nbytes, said)
+        said += notes(checkpoint, trainer.job, trainer.step)
+    return Resumed(checkpoint.folder, trainer.step, nbytes, tuple(said))
 
 
 _MOMENTS = (FIRST_MOMENT, SECOND_MOMENT)
@@ -171,6 +174,33 @@ def data_of(job: Job) -> dict[str, Any]:
         "seed": dataloader.config.seed,
         "shuffle": dataloader.shuffle,
     }
+
+
+_OF_TRAINING = {
+    "initializer_range",
+    "moe_aux_loss_coeff",
+    "moe_router_bias_update_rate",
+    "moe_router_load_balancing_type",
+    "mtp_loss_scaling_factor",
+}
+"""Fields of a model that say how it is trained, and not what its weights compute."""
+
+
+def model_notes(checkpoint: Checkpoint, model: ModelConfig) -> Iterator[str]:
+    """What a model computes differently from the one that was saved, with weights of the same shapes."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            before = model_config(loads(checkpoint.config).model)
+    except (ConfigError, UserError):  # as another version wrote it
+        return
+    now = asdict(model, recurse=False)
+    other = [
+        f"{name} was {value}, is {now[name]}"
+        for name, value in asdict(before, recurse=False).items()
+        if name in now.keys() - _OF_TRAINING and now[name] != value
+    ]
+    if other:
+        yield f"The model computes something else with the checkpoint's weights: {'; '.join(other)}."
 
 
 def notes(checkpoint: Checkpoint, job: Job, step: int) -> Iterator[str]:
