@@ -143,10 +143,9 @@ def _runs(trainer: Trainer) -> Any:
 def _check_optimizer(checkpoint: Checkpoint) -> None:
     if not checkpoint.has_optimizer:
         raise UserError(
-            f"{checkpoint.folder} holds weights and no moments of the optimizer (checkpoint.no_save_optim, or "
-            f"weights from "
-            "elsewhere): training cannot go on as if nothing had happened. To begin a new run from these weights, with "
-            "step 0 of the learning rate and of the data, write checkpoint.no_load_optim: true"
+            f"{checkpoint.folder} holds weights and no moments of the optimizer (checkpoint.no_save_optim, or weights "
+            "from elsewhere): training cannot go on as if nothing had happened. To begin a new run from these weights, "
+            "with step 0 of the learning rate and of the data, write checkpoint.no_load_optim: true"
         )
 
 
@@ -157,8 +156,7 @@ def _position(state: State, job: Job) -> int:
     if step >= job.config.training.steps:
         raise UserError(
             f"The checkpoint is of step {step} and training.steps is {job.config.training.steps}: there is nothing "
-            f"left to "
-            "train. Raise training.steps, or load an earlier checkpoint"
+            "left to train. Raise training.steps, or load an earlier checkpoint"
         )
     return step
 
@@ -221,6 +219,6 @@ def notes(checkpoint: Checkpoint, job: Job, step: int) -> Iterator[str]:
     ]
     if other:
         yield (
-            f"The data is not what the checkpoint was trained on ({'; '.join(other)}): samples may come again, or "
-            f"never."
+            f"The data is not what the checkpoint was trained on ({'; '.join(other)}): samples may come again, "
+            "or never."
         )
