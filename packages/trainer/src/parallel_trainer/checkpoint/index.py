@@ -207,7 +207,8 @@ class Checkpoint:
         """The error for a block whose checksum is not that of its bytes."""
         return UserError(
             f"{self.folder / block.piece.file} is damaged: {block.tensor} has other values in elements "
-            f"{block.first} to {block.last - 1} of what this file holds of it than when it was written (checksum {block.checksum:08x}). "
+            f"{block.first} to {block.last - 1} of what this file holds of it than when it was written (checksum "
+            f"{block.checksum:08x}). "
             f"{_elsewhere(self.folder)}"
         )
 
@@ -263,9 +264,10 @@ def _read_index(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no index of a checkpoint: its format must be {FORMAT!r}")
     version = values.get("version")
     if version != VERSION:
+        writer = values.get("versions", {}).get("parallel-trainer", "which is not named")
         raise UserError(
-            f"{path} has version {version}, and this parallel-trainer reads version {VERSION}: use the parallel-trainer"
-            f" that wrote it, {values.get('versions', {}).get('parallel-trainer', 'which is not named')}, or a newer one"
+            f"{path} has version {version}, and this parallel-trainer reads version {VERSION}: use the "
+            f"parallel-trainer that wrote it, {writer}, or a newer one"
         )
     checksum = values.pop("checksum", None)
     if checksum != _checksum({"format": FORMAT, **values}):
