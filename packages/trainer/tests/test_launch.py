@@ -63,6 +63,24 @@ def test_ranks_have_the_time_to_save_however_often_a_scheduler_says_terminate() 
     assert process.returncode == 0
 
 
+def test_a_rank_that_was_told_to_stop_cannot_be_terminated_while_it_ends() -> None:
+    """The second signal comes when Python has given up its handlers."""
+    program = (
+        "import ctypes, os, signal\n"
+        "from device_mesh import connect\n"
+        "from parallel_trainer.launch.stopping import StopRequest\n"
+        "class Last:\n"
+        "    kill, pid = ctypes.CDLL(None).kill, os.getpid()\n"
+        "    def __del__(self): self.kill(self.pid, 15)\n"
+        "stop = StopRequest(connect('single'))\n"
+        "assert not stop.requested()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "assert stop.requested()\n"
+        "signal.last = Last()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
 def trace(loss: float = 2.0, norm: float = 1.0, weight: float = 0.5, mtp: float = 5.0, load: int = 3) -> Trace:
     return Trace(
         "1 rank",

@@ -18,9 +18,13 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._tell)
 
     def requested(self) -> bool:
-        """The same answer on all ranks. Collective."""
+        """The same answer on all ranks. Collective. Once it is yes, later signals are ignored, to the process's end."""
         told = np.array([self._told], np.int64)
-        return bool(self._communicator.all_reduce(told, "max")[0])
+        if not self._communicator.all_reduce(told, "max")[0]:
+            return False
+        # Python takes its own handlers back before a process is over, and not this.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return True
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
         self._told = True
