@@ -372,10 +372,11 @@ def _tensor_parallel() -> Iterator[Case]:
         for tp in (size for size in (2, 4, 8) if world % size == 0):
             for split, loss_parallel in itertools.product(_splits(world // tp), (False, True)):
                 # Two key/value heads and eight ranks: four hold the same one. Eight of eight: every number of heads.
+                every = [((number + loss_parallel) % 2 == 1, heads) for number, heads in enumerate((2, 4, 8))]
                 drawn = [
                     (draw((tp, "tied"), False, True), draw((tp, loss_parallel, "kv_heads"), 2, 4, 8)) for _ in range(3)
                 ]
-                for tied, kv_heads in drawn[: 3 if tp == 8 else 1 if world == 8 else 2]:
+                for tied, kv_heads in every if tp == 8 else drawn[: 1 if world == 8 else 2]:
                     yield Case(
                         *split,
                         tp=tp,
