@@ -87,6 +87,7 @@ def narrow_weights(communicator: Communicator) -> dict[str, Any]:
         (held,) = weights
         with traffic.during(name):
             held.gather()
+            held.wait()
         found[name] = held.tensor.astype(ms.float32).asnumpy()
     # float16 has 11 bits: in it 2048 + 1 is 2048.
     weights.add_gradient(held, weights.widened(np.full((8, 16), 1 if communicator.rank else 2048, np.float16)))

@@ -60,6 +60,7 @@ def test_a_gathered_weight_is_its_shard_rounded_and_its_memory_is_given_back() -
     assert not held.stays
     assert held.tensor.untyped_storage().size() == 0
     held.gather()
+    held.wait()
     assert held.tensor.dtype == ms.bfloat16
     np.testing.assert_array_equal(held.tensor.astype(ms.float32).asnumpy().reshape(-1), rounded_to_bfloat16(master))
     assert held.tensor.untyped_storage().size() == 2 * 40 * 30
