@@ -118,9 +118,9 @@ def with_fault(place: Place, program: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
 
 
-def killed(place: Place, output: str, *, load: bool, rank: int, point: str, at: int) -> None:
+def killed(place: Place, output: str, *, rank: int, point: str, at: int) -> None:
     """A run of which one rank is killed: the others are gone within 10 s, and in the end nobody is left."""
-    path, mark = place.config(load=load, save_max="2"), place.folder / "killed"
+    path, mark = place.config(load=True, save_max="2"), place.folder / "killed"
     mark.unlink(missing_ok=True)
     fault = {"KILL_RANK": str(rank), "KILL_IN": point, "KILL_AT": str(at)}
     with begun(place, path, output, fault) as (process, log):
@@ -163,11 +163,12 @@ def test_a_run_through_every_accident_equals_one_without(
     of a run that nothing happened to, to the last bit, and nothing but the step of the accident is done twice."""
     with_fault(place, _KILLED, monkeypatch)
     # One micro-batch a step: the second forward, the third backward of the next run, the first of two files.
-    killed(place, "first", load=False, rank=1, point="forward", at=2)
+    # The file loads from where it saves, where nothing is yet.
+    killed(place, "first", rank=1, point="forward", at=2)
     assert place.saved() == [1]
-    killed(place, "second", load=True, rank=0, point="backward", at=3)
+    killed(place, "second", rank=0, point="backward", at=3)
     assert place.saved() == [1, 2, 3]
-    killed(place, "third", load=True, rank=1, point="saving", at=3)
+    killed(place, "third", rank=1, point="saving", at=3)
     assert place.saved() == [1, 2, 3, 4]
     stopped_at = stopped(place)
     last = call("run", place.config(load=True), "--nproc", str(RANKS), "--output", "last", cwd=place.folder)

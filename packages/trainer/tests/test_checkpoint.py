@@ -29,6 +29,7 @@ from parallel_trainer.checkpoint.check import damages
 from parallel_trainer.checkpoint.index import FIRST_MOMENT, INDEX, Checkpoint, State, resolve
 from parallel_trainer.checkpoint.load import check_model, load_arrays
 from parallel_trainer.checkpoint.reshard import reshard
+from parallel_trainer.checkpoint.resume import begins_from_nothing
 from parallel_trainer.checkpoint.save import Array, Saver, Snapshot
 from parallel_trainer.cli import main
 from parallel_trainer.errors import UserError
@@ -479,6 +480,21 @@ def test_checkpoints_do_not_lie_inside_of_one(run: Runs, saved: Path) -> None:
     with pytest.raises(UserError, match="is a checkpoint: others would lie inside it") as error:
         run(saved, step=2)
     assert f"Name a folder of checkpoints, {saved.parent} or" in str(error.value)
+
+
+def test_only_the_folder_that_a_run_saves_to_may_be_empty(saved: Path, tmp_path: Path) -> None:
+    def section(load: Path, save: Path) -> Section:
+        return Section(load_path=str(load), save_path=str(save))
+
+    empty = tmp_path / "empty"
+    assert begins_from_nothing(section(empty, empty))  # does not exist yet
+    empty.mkdir()
+    assert begins_from_nothing(section(empty, empty))
+    assert not begins_from_nothing(section(empty, tmp_path / "other"))
+    assert not begins_from_nothing(section(saved.parent, saved.parent))
+    assert not begins_from_nothing(section(saved, saved))
+    (tmp_path / "file").write_text("")
+    assert not begins_from_nothing(section(tmp_path / "file", tmp_path / "file"))
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:

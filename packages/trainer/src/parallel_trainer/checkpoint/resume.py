@@ -11,9 +11,18 @@ import numpy as np
 from attrs import asdict, frozen
 from device_mesh import Communicator
 from parallel_config import ConfigError, loads
+from parallel_config.schema import Checkpoint as Section
 
 from parallel_trainer.checkpoint.agree import all_or_none, gather
-from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Checkpoint, State, resolve
+from parallel_trainer.checkpoint.index import (
+    FIRST_MOMENT,
+    INDEX,
+    SECOND_MOMENT,
+    Checkpoint,
+    State,
+    found_in,
+    resolve,
+)
 from parallel_trainer.checkpoint.load import check_model, load_arrays
 from parallel_trainer.checkpoint.save import Array, Snapshot
 from parallel_trainer.checkpoint.write import DTYPE_NAMES
@@ -72,11 +81,19 @@ class Resumed:
 def check_loadable(job: Job) -> None:
     """Raise UserError where the checkpoint that a file starts from cannot be loaded, as far as its index shows."""
     section = job.config.checkpoint
-    if section.load_path:
+    if section.load_path and not begins_from_nothing(section):
         checkpoint = Checkpoint.open(resolve(Path(section.load_path)))
         if not section.no_load_optim:
             _check_optimizer(checkpoint)
             _position(checkpoint.state, job)
+
+
+def begins_from_nothing(section: Section) -> bool:
+    """Whether a run loads from the folder that it saves to, and nothing has been saved there: the first of several runs
+    of one file."""
+    load, save = Path(section.load_path), Path(section.save_path)
+    same = section.enable_save and bool(section.save_path) and load.absolute() == save.absolute()
+    return same and not found_in(load) and not (load / INDEX).exists() and (load.is_dir() or not load.exists())
 
 
 def restore(trainer: Trainer, path: Path, *, optimizer: bool) -> Resumed:

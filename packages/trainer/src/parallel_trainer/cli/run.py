@@ -151,7 +151,8 @@ def _check_npus(launch: Launch) -> None:
 
 def _train(job: Job, communicator: Communicator, output: Path) -> None:
     # MindSpore, matplotlib and TensorBoard, which the process that starts the ranks does without
-    from parallel_trainer.checkpoint.resume import restore, snapshot
+    from parallel_trainer.checkpoint.agree import gather
+    from parallel_trainer.checkpoint.resume import begins_from_nothing, restore, snapshot
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles, draw_curve_of
     from parallel_trainer.trainer import Trainer
@@ -159,7 +160,8 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
     trainer = Trainer(job, communicator)
     section = job.config.checkpoint
     resumed = None
-    if section.load_path:
+    anew = bool(section.load_path) and gather(communicator, begins_from_nothing(section))[0]
+    if section.load_path and not anew:
         resumed = restore(trainer, Path(section.load_path), optimizer=not section.no_load_optim)
     saver = stop = None
     if saves(job.config):
@@ -171,6 +173,8 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
     if communicator.rank == 0:
         _check_output(output)
         _introduce(job, trainer, resumed)
+        if anew:
+            print(f"Nothing is saved in {section.load_path} yet: the run begins anew, and saves there.", flush=True)
         reports = [Console(job.config.training.steps), RunFiles(output)]
         interval = job.config.monitor.moe_monitor.save_tokens_per_expert_interval
         experts = ExpertFiles(output, job.watched, interval) if job.watched and interval else None
