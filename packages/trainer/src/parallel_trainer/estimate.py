@@ -222,7 +222,10 @@ class Estimate:
     def _of_weights(self) -> Iterator[tuple[str, int]]:
         plan, size = self.job.plan, self.job.dtype.itemsize
         if plan.reshard_after_forward:  # each use by a unit, forward and backward, in each micro-batch
-            gathered = scattered = [held for unit in self.units for held in unit]
+            scattered = [held for unit in self.units for held in unit]
+            # What the unit before uses too is still there when it is sent for.
+            pairs = [pair for chunk in self.chunks.values() for pair in pairwise(((), *chunk))]
+            gathered = [held for before, unit in pairs for held in unit if held not in before]
             scatters = plan.num_accumulation_steps
             gathers = 2 * scatters
         else:  # each weight, and its gradient from each chunk
