@@ -16,6 +16,8 @@ from attrs import evolve, field, frozen
 
 WORLDS = (1, 2, 4, 8)
 STEPS = 2
+SCENARIO_STEPS = 3
+"""Their learning rates begin at 0."""
 GLOBAL_BATCH = 24
 SEQ_LENGTH = 32
 VOCAB_SIZE = 61

@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 
 from attrs import evolve
-from cases import CASES, SCENARIOS, STEPS, WORLDS, Case
+from cases import CASES, SCENARIO_STEPS, SCENARIOS, WORLDS, Case
 from corpora import write_corpora
 from device_mesh import connect
 from msrun import MODULE, msrun
@@ -69,7 +69,7 @@ def files(world: int, pattern: str | None, scenarios: bool, texts: Mapping[str, 
     """What the YAML files of the plans say, by name of the plan."""
     found = {case.name: case.yaml(texts) for case in drawn(world, pattern)}
     for path in (path for path in SCENARIOS if scenarios and re.search(pattern or "", path.stem)):
-        text, count = re.subn(r"(?m)^  steps: \d+$", f"  steps: {STEPS}", path.read_text(encoding="utf-8"))
+        text, count = re.subn(r"(?m)^  steps: \d+$", f"  steps: {SCENARIO_STEPS}", path.read_text(encoding="utf-8"))
         assert count == 1, f"{path} must have one line for training.steps"
         found[path.stem] = text
     return found
@@ -81,7 +81,7 @@ def alone(file: Path) -> Steps:
 
     with warnings.catch_warnings(action="ignore"):
         trainer = Trainer(prepare(on_one_rank(load(file)), 1, dtype="float32"), connect("single"))
-    results = [trainer.train_step() for _ in range(STEPS)]
+    results = [trainer.train_step() for _ in range(trainer.job.config.training.steps)]
     return [{name: getattr(result, name) for name in (*LOSSES, "grad_norm")} for result in results]
 
 
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plans = files(args.world_size, args.cases, args.scenarios, write_corpora(folder))
         print(
             f"{len(plans)} plans on {args.world_size} ranks of msrun, {args.device}, against one rank on the CPU: "
-            f"{STEPS} steps in float32.\nLargest relative differences; equal: losses within {allowed.loss:g}, gradient "
+            f"all steps, in float32.\nLargest relative differences; equal: losses within {allowed.loss:g}, gradient "
             f"norms within {allowed.grad_norm:g}.\n\n{'loss':>9}  {'grad norm':>9}  {'':9}  plan",
             flush=True,
         )

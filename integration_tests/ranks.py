@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from attrs import asdict
-from cases import BASELINES, CASES, SCENARIOS, STEPS, Case, corpora
+from cases import BASELINES, CASES, SCENARIO_STEPS, SCENARIOS, STEPS, Case, corpora
 from checks import CHECKS
 from device_mesh import Communicator, Traffic, abort_on_error, connect
 from device_mesh.debug import CheckedCommunicator
@@ -107,9 +107,6 @@ CHECKED_EVERY = {1: 1, 2: 1, 4: 4, 8: 8}
 takes twice as long."""
 
 CALL_SECONDS = 300.0
-
-SCENARIO_STEPS = 3
-"""Their learning rates begin at 0."""
 
 
 def main(folder: Path) -> None:
