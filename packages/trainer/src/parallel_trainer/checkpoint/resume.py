@@ -24,7 +24,7 @@ from parallel_trainer.checkpoint.index import (
     resolve,
 )
 from parallel_trainer.checkpoint.load import check_model, load_arrays
-from parallel_trainer.checkpoint.save import Array, Snapshot
+from parallel_trainer.checkpoint.save import Array, Snapshot, saves
 from parallel_trainer.checkpoint.write import DTYPE_NAMES
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, degrees
@@ -92,7 +92,7 @@ def begins_from_nothing(section: Section) -> bool:
     """Whether a run loads from the folder that it saves to, and nothing has been saved there: the first of several runs
     of one file."""
     load, save = Path(section.load_path), Path(section.save_path)
-    same = section.enable_save and bool(section.save_path) and load.absolute() == save.absolute()
+    same = saves(section) and load.absolute() == save.absolute()
     return same and not found_in(load) and not (load / INDEX).exists() and (load.is_dir() or not load.exists())
 
 

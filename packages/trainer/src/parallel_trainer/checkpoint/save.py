@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from attrs import evolve, frozen
 from device_mesh import Communicator
-from parallel_config import ConfigWarning, TrainConfig
+from parallel_config import ConfigWarning
 from parallel_config.schema import Checkpoint as Section
 
 from parallel_trainer.checkpoint import index
@@ -79,9 +79,9 @@ class Snapshot:
         return evolve(self, weights=weights, moments=moments)
 
 
-def saves(config: TrainConfig) -> bool:
-    """Whether a run of this file saves checkpoints."""
-    return config.checkpoint.enable_save and bool(config.checkpoint.save_path)
+def saves(section: Section) -> bool:
+    """Whether a run with this section saves checkpoints."""
+    return section.enable_save and bool(section.save_path)
 
 
 class Saver:

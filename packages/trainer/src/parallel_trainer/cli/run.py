@@ -6,6 +6,7 @@ import argparse
 import os
 import time
 import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 from device_mesh import Communicator, Launch, abort_on_error, connect, launched
 from parallel_config import ConfigError, load
 
-from parallel_trainer.checkpoint.resume import check_loadable
+from parallel_trainer.checkpoint.agree import gather
+from parallel_trainer.checkpoint.resume import begins_from_nothing, check_loadable, restore, snapshot
 from parallel_trainer.checkpoint.save import Saver, saves
 from parallel_trainer.engines.choice import add_option, choose, train_natively
 from parallel_trainer.errors import UserError
@@ -26,7 +28,6 @@ from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
 from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 if TYPE_CHECKING:
-    from parallel_trainer.checkpoint.resume import Resumed
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles
     from parallel_trainer.trainer import Trainer
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     code = run_ranks(
         world_size,
         ["-m", "parallel_trainer", *_arguments(args, output, "native")],
-        stop_on_sigterm=saves(job.config),
+        stop_on_sigterm=saves(config.checkpoint),
     )
     if code and (output / "metrics.jsonl").exists():
         from parallel_trainer.report.files import draw_curve_of
@@ -151,53 +152,26 @@ def _check_npus(launch: Launch) -> None:
 
 def _train(job: Job, communicator: Communicator, output: Path) -> None:
     # MindSpore, matplotlib and TensorBoard, which the process that starts the ranks does without
-    from parallel_trainer.checkpoint.agree import gather
-    from parallel_trainer.checkpoint.resume import begins_from_nothing, restore, snapshot
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles, draw_curve_of
     from parallel_trainer.trainer import Trainer
 
     trainer = Trainer(job, communicator)
-    section = job.config.checkpoint
-    resumed = None
-    anew = bool(section.load_path) and gather(communicator, begins_from_nothing(section))[0]
-    if section.load_path and not anew:
-        resumed = restore(trainer, Path(section.load_path), optimizer=not section.no_load_optim)
-    saver = stop = None
-    if saves(job.config):
-        take = partial(snapshot, trainer, optimizer=not section.no_save_optim)
-        saver = Saver(section, communicator, take, step=trainer.step)
-        stop = StopRequest(communicator)
+    notes = _resume(trainer, communicator)
+    saver = _saver(trainer, communicator)
+    stop = StopRequest(communicator) if saver else None
     reports: list[Console | RunFiles] = []
     experts: ExpertFiles | None = None
     if communicator.rank == 0:
         _check_output(output)
-        _introduce(job, trainer, resumed)
-        if anew:
-            print(f"Nothing is saved in {section.load_path} yet: the run begins anew, and saves there.", flush=True)
+        _introduce(trainer, notes)
         reports = [Console(job.config.training.steps), RunFiles(output)]
         interval = job.config.monitor.moe_monitor.save_tokens_per_expert_interval
         experts = ExpertFiles(output, job.watched, interval) if job.watched and interval else None
     with saver or nullcontext():
         try:
-            tokens = job.plan.global_batch_size * job.seq_length
             while trainer.step < job.config.training.steps:
-                lr, start = trainer.lr, time.perf_counter()
-                result = trainer.train_step()
-                seconds = time.perf_counter() - start
-                record = StepRecord(
-                    step=trainer.step,
-                    loss=result.loss,
-                    lr=lr,
-                    grad_norm=result.grad_norm,
-                    tokens_per_second=tokens / seconds,
-                    seconds=seconds,
-                    valid_tokens=result.valid_tokens,
-                    consumed_samples=trainer.consumed,
-                    updated=result.updated,
-                    mtp_loss=result.mtp_loss,
-                    balance_loss=result.balance_loss,
-                )
+                record = _step(trainer)
                 for report in reports:
                     report.step(record)
                 if experts and trainer.loads:
@@ -219,11 +193,52 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
         experts.close()
     if reports:
         draw_curve_of(output)
-        if saver and stop and trainer.step < job.config.training.steps:
+        if trainer.step < job.config.training.steps:
             print(f"Stopped by SIGTERM after step {trainer.step} of {job.config.training.steps}.")
         print(f"Metrics, TensorBoard events and the loss curve are in {output}")
         if saver:
             print(f"Checkpoints are in {saver.folder}; to go on from the newest: checkpoint.load_path: {saver.folder}")
+
+
+def _resume(trainer: Trainer, communicator: Communicator) -> list[str]:
+    """Load what the file starts from, and say so in lines for the user. Collective."""
+    section = trainer.job.config.checkpoint
+    notes = [f"Note: {note}" for note in trainer.job.notes]
+    if not section.load_path:
+        return notes
+    if gather(communicator, begins_from_nothing(section))[0]:
+        return [*notes, f"Nothing is saved in {section.load_path} yet: the run begins anew, and saves there."]
+    resumed = restore(trainer, Path(section.load_path), optimizer=not section.no_load_optim)
+    what = f"Going on after step {resumed.step}, from" if resumed.step else "Starting from the weights of"
+    return [f"{what} {resumed.folder}", *notes, *(f"Note: {note}" for note in resumed.notes)]
+
+
+def _saver(trainer: Trainer, communicator: Communicator) -> Saver | None:
+    """What saves the run, if its file asks for that. Collective."""
+    section = trainer.job.config.checkpoint
+    if not saves(section):
+        return None
+    take = partial(snapshot, trainer, optimizer=not section.no_save_optim)
+    return Saver(section, communicator, take, step=trainer.step)
+
+
+def _step(trainer: Trainer) -> StepRecord:
+    lr, start = trainer.lr, time.perf_counter()
+    result = trainer.train_step()
+    seconds = time.perf_counter() - start
+    return StepRecord(
+        step=trainer.step,
+        loss=result.loss,
+        lr=lr,
+        grad_norm=result.grad_norm,
+        tokens_per_second=trainer.job.plan.global_batch_size * trainer.job.seq_length / seconds,
+        seconds=seconds,
+        valid_tokens=result.valid_tokens,
+        consumed_samples=trainer.consumed,
+        updated=result.updated,
+        mtp_loss=result.mtp_loss,
+        balance_loss=result.balance_loss,
+    )
 
 
 def _evaluate(trainer: Trainer) -> EvaluationRecord:
@@ -240,15 +255,13 @@ def _evaluate(trainer: Trainer) -> EvaluationRecord:
     )
 
 
-def _introduce(job: Job, trainer: Trainer, resumed: Resumed | None) -> None:
+def _introduce(trainer: Trainer, notes: Iterable[str]) -> None:
+    job = trainer.job
     count = sum(weight.size for weight in trainer.model.weights)
     print(
         f"{job.config.model.model_type}: {count:,} parameters in {job.dtype}, of which this rank holds "
         f"{trainer.weights.values.size:,}\n{job.summary}",
+        *notes,
+        sep="\n",
         flush=True,
     )
-    if resumed:
-        what = f"Going on after step {resumed.step}, from" if resumed.step else "Starting from the weights of"
-        print(f"{what} {resumed.folder}", flush=True)
-    for note in (*job.notes, *(resumed.notes if resumed else ())):
-        print(f"Note: {note}", flush=True)
