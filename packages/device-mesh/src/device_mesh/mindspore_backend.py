@@ -17,12 +17,13 @@ from typing import NoReturn
 
 import mindspore
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field, frozen
 from mindspore import communication
 from mindspore.mint import distributed
 
 from device_mesh import buffers
 from device_mesh.abort import NOTICE_TAG
+from device_mesh.collectives import FollowedUp, PairedCollectives
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.engine import Engine, Group
 from device_mesh.hccl import Hccl
@@ -56,7 +57,7 @@ def world() -> Communicator:
 
 
 @frozen(eq=False)
-class MindSporeCommunicator:
+class MindSporeCommunicator(PairedCollectives["_Collective"]):
     """A group of ranks over HCCL or mccl. See `device_mesh.Communicator` for each call.
 
     Arrays are NumPy arrays in host memory: for HCCL they are copied to the device and back.
@@ -91,12 +92,6 @@ class MindSporeCommunicator:
             self._engine.all_reduce(result.reshape(-1), op, self._group)
         return result
 
-    def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
-        return self._all_gather("all_gather", x, sizes, out).finish()
-
-    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
-        return self._all_gather("iall_gather", x, sizes, out)
-
     def _all_gather(self, call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> _Collective:
         source = buffers.contiguous(x)
         buffers.check_rows(source, call)
@@ -108,21 +103,6 @@ class MindSporeCommunicator:
         counts = self._ascending(buffers.counts(rows, source, source.itemsize))
         request = self._engine.iall_gather(given, arriving, counts, self._group)
         return _Collective(request, result, partial(self._reorder, arriving, counts))
-
-    def reduce_scatter(
-        self,
-        x: Array,
-        op: ReduceOp = "sum",
-        *,
-        sizes: Sequence[int] | None = None,
-        out: Array | None = None,
-    ) -> Array:
-        return self._reduce_scatter("reduce_scatter", x, op, sizes, out).finish()
-
-    def ireduce_scatter(
-        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
-    ) -> Request:
-        return self._reduce_scatter("ireduce_scatter", x, op, sizes, out)
 
     def _reduce_scatter(
         self, call: str, x: Array, op: ReduceOp, sizes: Sequence[int] | None, out: Array | None
@@ -141,26 +121,6 @@ class MindSporeCommunicator:
         given = self._pieces_ascending(buffers.apart(source, received).reshape(-1), counts)
         request = self._engine.ireduce_scatter(given, received.reshape(-1), self._ascending(counts), op, self._group)
         return _Collective(request, result, None if received is result else partial(buffers.narrow, received, result))
-
-    def all_to_all(
-        self,
-        x: Array,
-        *,
-        send_sizes: Sequence[int] | None = None,
-        receive_sizes: Sequence[int] | None = None,
-        out: Array | None = None,
-    ) -> Array:
-        return self._all_to_all("all_to_all", x, send_sizes, receive_sizes, out).finish()
-
-    def iall_to_all(
-        self,
-        x: Array,
-        *,
-        send_sizes: Sequence[int] | None = None,
-        receive_sizes: Sequence[int] | None = None,
-        out: Array,
-    ) -> Request:
-        return self._all_to_all("iall_to_all", x, send_sizes, receive_sizes, out)
 
     def _all_to_all(
         self,
@@ -246,6 +206,13 @@ class MindSporeCommunicator:
         name = f"device_mesh_{len(ranks)}_{hashlib.sha256(path.encode()).hexdigest()[:32]}"
         return MindSporeCommunicator(self._engine, Group(name, ascending, carrier or name), self._world_rank, ranks)
 
+    def _finish(self, made: _Collective) -> Array:
+        self._start(made).wait()
+        return made.result
+
+    def _start(self, made: _Collective) -> Request:
+        return FollowedUp(made.request, made.then)
+
     def _check_reduction(self, x: Array, op: ReduceOp, call: str) -> None:
         buffers.check_reduction(x.dtype, op, call)
         self._engine.check_reduction(x.dtype, call)
@@ -272,32 +239,13 @@ class MindSporeCommunicator:
             x[...] = np.concatenate([pieces[self._group.members.index(rank)] for rank in self.ranks])
 
 
-@define(eq=False)
+@frozen(eq=False)
 class _Collective:
     """A collective under way, where its result goes, and what is left to do once it is done."""
 
-    _request: Request
-    _result: Array
-    _then: Callable[[], object] | None = None
-
-    def finish(self) -> Array:
-        self.wait()
-        return self._result
-
-    def wait(self) -> None:
-        self._request.wait()
-        self._end()
-
-    def done(self) -> bool:
-        done = self._request.done()
-        if done:
-            self._end()
-        return done
-
-    def _end(self) -> None:
-        if self._then:
-            self._then()
-            self._then = None
+    request: Request
+    result: Array
+    then: Callable[[], object] | None = None
 
 
 def _bytes(x: Array) -> Array:

@@ -14,6 +14,7 @@ from attrs import define, frozen
 from mpi4py import MPI
 
 from device_mesh import buffers
+from device_mesh.collectives import FollowedUp, PairedCollectives
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.single import SingleCommunicator
 from device_mesh.waiting import Wait, choose, hold_core
@@ -46,7 +47,7 @@ def _unlink_segments() -> None:
 
 
 @frozen(eq=False)
-class MpiCommunicator:
+class MpiCommunicator(PairedCollectives["_Collective"]):
     """A group of ranks over an MPI communicator. See `device_mesh.Communicator` for each call.
 
     Counts are passed to MPI as 64-bit integers, so arrays of more than 2**31 elements work.
@@ -75,12 +76,6 @@ class MpiCommunicator:
         self._collective("Allreduce", sent, _bytes_if_bool(result), op=_OPS[op])
         return result
 
-    def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
-        return self._finish(self._all_gather("all_gather", x, sizes, out))
-
-    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
-        return self._start(self._all_gather("iall_gather", x, sizes, out))
-
     def _all_gather(self, call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> _Collective:
         source = buffers.contiguous(x)
         buffers.check_rows(source, call)
@@ -90,21 +85,6 @@ class MpiCommunicator:
         if sizes is None:
             return _Collective("Allgather", (source, result), result)
         return _Collective("Allgatherv", (source, [result, buffers.counts(rows, source)]), result)
-
-    def reduce_scatter(
-        self,
-        x: Array,
-        op: ReduceOp = "sum",
-        *,
-        sizes: Sequence[int] | None = None,
-        out: Array | None = None,
-    ) -> Array:
-        return self._finish(self._reduce_scatter("reduce_scatter", x, op, sizes, out))
-
-    def ireduce_scatter(
-        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
-    ) -> Request:
-        return self._start(self._reduce_scatter("ireduce_scatter", x, op, sizes, out))
 
     def _reduce_scatter(
         self, call: str, x: Array, op: ReduceOp, sizes: Sequence[int] | None, out: Array | None
@@ -122,26 +102,6 @@ class MpiCommunicator:
         name = "Reduce_scatter_block" if sizes is None else "Reduce_scatter"
         then = None if received is result else partial(buffers.narrow, received, result)
         return _Collective(name, (*arrays, *counts, _OPS[op]), result, then)
-
-    def all_to_all(
-        self,
-        x: Array,
-        *,
-        send_sizes: Sequence[int] | None = None,
-        receive_sizes: Sequence[int] | None = None,
-        out: Array | None = None,
-    ) -> Array:
-        return self._finish(self._all_to_all("all_to_all", x, send_sizes, receive_sizes, out))
-
-    def iall_to_all(
-        self,
-        x: Array,
-        *,
-        send_sizes: Sequence[int] | None = None,
-        receive_sizes: Sequence[int] | None = None,
-        out: Array,
-    ) -> Request:
-        return self._start(self._all_to_all("iall_to_all", x, send_sizes, receive_sizes, out))
 
     def _all_to_all(
         self,
@@ -214,14 +174,14 @@ class MpiCommunicator:
         else:
             self._wait(self._call(name, *arguments, **options), None)
 
-    def _finish(self, collective: _Collective) -> Array:
-        self._collective(collective.name, *collective.arguments)
-        if collective.then:
-            collective.then()
-        return collective.result
+    def _finish(self, made: _Collective) -> Array:
+        self._collective(made.name, *made.arguments)
+        if made.then:
+            made.then()
+        return made.result
 
-    def _start(self, collective: _Collective) -> Request:
-        return _Started(self._call(collective.name, *collective.arguments), self._wait, collective.then)
+    def _start(self, made: _Collective) -> Request:
+        return FollowedUp(_Started(self._call(made.name, *made.arguments), self._wait), made.then)
 
     def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Start a collective of mpi4py."""
@@ -243,28 +203,18 @@ class _Collective:
     then: Callable[[], object] | None = None
 
 
-@define(eq=False)
+@frozen(eq=False)
 class _Started:
     """A message being sent, or a collective."""
 
     _request: Any
     _wait: Wait
-    _then: Callable[[], object] | None = None
 
     def wait(self) -> None:
         self._wait(self._request, None)
-        self._end()
 
     def done(self) -> bool:
-        done = bool(self._request.Test())
-        if done:
-            self._end()
-        return done
-
-    def _end(self) -> None:
-        if self._then:
-            self._then()
-            self._then = None
+        return bool(self._request.Test())
 
 
 @define(eq=False)

@@ -8,11 +8,12 @@ from typing import NoReturn
 from attrs import frozen
 
 from device_mesh import buffers
+from device_mesh.collectives import PairedCollectives
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 
 
 @frozen
-class SingleCommunicator:
+class SingleCommunicator(PairedCollectives[Array]):
     """A group of one rank; its collectives copy their input. See `device_mesh.Communicator` for each call.
 
     Args:
@@ -38,48 +39,42 @@ class SingleCommunicator:
         buffers.check_reduction(source.dtype, op, "all_reduce")
         return _copy(source, out, "all_reduce")
 
-    def all_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array | None = None) -> Array:
-        return _all_gather("all_gather", x, sizes, out)
+    def _all_gather(self, call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> Array:
+        source = buffers.contiguous(x)
+        buffers.check_rows(source, call)
+        buffers.split_sizes(len(source), 1, sizes, call, "sizes")
+        return _copy(source, out, call)
 
-    def iall_gather(self, x: Array, *, sizes: Sequence[int] | None = None, out: Array) -> Request:
-        _all_gather("iall_gather", x, sizes, out)
-        return DONE
-
-    def reduce_scatter(
-        self,
-        x: Array,
-        op: ReduceOp = "sum",
-        *,
-        sizes: Sequence[int] | None = None,
-        out: Array | None = None,
+    def _reduce_scatter(
+        self, call: str, x: Array, op: ReduceOp, sizes: Sequence[int] | None, out: Array | None
     ) -> Array:
-        return _reduce_scatter("reduce_scatter", x, op, sizes, out)
+        source = buffers.contiguous(x)
+        buffers.check_reduction(source.dtype, op, call)
+        buffers.check_rows(source, call)
+        buffers.split_sizes(len(source), 1, sizes, call, "sizes")
+        return _copy(source, out, call)
 
-    def ireduce_scatter(
-        self, x: Array, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None, out: Array
-    ) -> Request:
-        _reduce_scatter("ireduce_scatter", x, op, sizes, out)
-        return DONE
-
-    def all_to_all(
+    def _all_to_all(
         self,
+        call: str,
         x: Array,
-        *,
-        send_sizes: Sequence[int] | None = None,
-        receive_sizes: Sequence[int] | None = None,
-        out: Array | None = None,
+        send_sizes: Sequence[int] | None,
+        receive_sizes: Sequence[int] | None,
+        out: Array | None,
     ) -> Array:
-        return _all_to_all("all_to_all", x, send_sizes, receive_sizes, out)
+        source = buffers.contiguous(x)
+        sent, received = buffers.exchange_sizes(source, 1, send_sizes, receive_sizes, call)
+        if sent != received:
+            raise ValueError(
+                f"{call} in a group of one rank sends {sent[0]} rows to itself but expects "
+                f"{received[0]}: send_sizes and receive_sizes must be equal"
+            )
+        return _copy(source, out, call)
 
-    def iall_to_all(
-        self,
-        x: Array,
-        *,
-        send_sizes: Sequence[int] | None = None,
-        receive_sizes: Sequence[int] | None = None,
-        out: Array,
-    ) -> Request:
-        _all_to_all("iall_to_all", x, send_sizes, receive_sizes, out)
+    def _finish(self, made: Array) -> Array:
+        return made
+
+    def _start(self, made: Array) -> Request:
         return DONE
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
@@ -125,38 +120,6 @@ class _Done:
 
 DONE: Request = _Done()
 """What is done already."""
-
-
-def _all_gather(call: str, x: Array, sizes: Sequence[int] | None, out: Array | None) -> Array:
-    source = buffers.contiguous(x)
-    buffers.check_rows(source, call)
-    buffers.split_sizes(len(source), 1, sizes, call, "sizes")
-    return _copy(source, out, call)
-
-
-def _reduce_scatter(call: str, x: Array, op: ReduceOp, sizes: Sequence[int] | None, out: Array | None) -> Array:
-    source = buffers.contiguous(x)
-    buffers.check_reduction(source.dtype, op, call)
-    buffers.check_rows(source, call)
-    buffers.split_sizes(len(source), 1, sizes, call, "sizes")
-    return _copy(source, out, call)
-
-
-def _all_to_all(
-    call: str,
-    x: Array,
-    send_sizes: Sequence[int] | None,
-    receive_sizes: Sequence[int] | None,
-    out: Array | None,
-) -> Array:
-    source = buffers.contiguous(x)
-    sent, received = buffers.exchange_sizes(source, 1, send_sizes, receive_sizes, call)
-    if sent != received:
-        raise ValueError(
-            f"{call} in a group of one rank sends {sent[0]} rows to itself but expects "
-            f"{received[0]}: send_sizes and receive_sizes must be equal"
-        )
-    return _copy(source, out, call)
 
 
 def _copy(source: Array, out: Array | None, call: str) -> Array:
