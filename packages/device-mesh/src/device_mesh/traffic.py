@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 from attrs import define, field, frozen
 
+from device_mesh.collectives import FollowedUp
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.forwarding import ForwardingCommunicator
 
@@ -180,35 +182,10 @@ class CountingCommunicator(ForwardingCommunicator):
         self._traffic._end(self._traffic._start(self._name, operation, received))
 
     def _under_way(self, operation: str, received: float, request: Request) -> Request:
-        return _Watched(request, self._traffic, self._traffic._start(self._name, operation, received))
+        return FollowedUp(request, partial(self._traffic._end, self._traffic._start(self._name, operation, received)))
 
     def _from_others(self, received: Array, sizes: Sequence[int] | None) -> float:
         """Bytes of an all-to-all's result that are not the rank's own."""
         if sizes is None:
             return received.nbytes * (self.size - 1) / self.size
         return received.nbytes - sizes[self.rank] * (received.nbytes / len(received) if len(received) else 0)
-
-
-@define(eq=False)
-class _Watched:
-    """A request whose end is written down once, by whichever call finds it."""
-
-    _request: Request
-    _traffic: Traffic
-    _call: Call
-    _ended: bool = False
-
-    def wait(self) -> None:
-        self._request.wait()
-        self._end()
-
-    def done(self) -> bool:
-        done = self._request.done()
-        if done:
-            self._end()
-        return done
-
-    def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._traffic._end(self._call)
