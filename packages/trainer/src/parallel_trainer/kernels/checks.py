@@ -44,8 +44,15 @@ def check_counts(counts: np.ndarray, experts: int, rows: int) -> None:
         )
 
 
-def label_weights(labels: np.ndarray, loss_mask: np.ndarray | None, vocab_size: int) -> np.ndarray:
-    """How much the loss of each token counts, float64 (N,). Raises ValueError for a label of no token."""
+def labels_among(
+    labels: np.ndarray, loss_mask: np.ndarray | None, *, first: int, size: int, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels as columns of the logits of the `size` ids from `first` on, all (N,).
+
+    Returns how much the loss of each token counts, float64; the column of its label; and whether the token counts and
+    the label is among these columns. Raises ValueError for a label of no token.
+    """
+    labels = np.asarray(labels).reshape(-1)
     weights = token_weights(labels, loss_mask)
     wrong = labels[(weights != 0) & ((labels < 0) | (labels >= vocab_size))]
     if wrong.size:
@@ -54,7 +61,8 @@ def label_weights(labels: np.ndarray, loss_mask: np.ndarray | None, vocab_size: 
             f"is {wrong[0]}; a label that counts has to be 0 to {vocab_size - 1} for vocab_size "
             f"{vocab_size}; use {IGNORED_LABEL} or a loss_mask of 0 for tokens that do not count"
         )
-    return weights
+    columns = labels - first
+    return weights, columns, (weights != 0) & (columns >= 0) & (columns < size)
 
 
 def check_heads(heads: int, kv_heads: int) -> None:

@@ -14,7 +14,7 @@ from mindspore import Tensor, mint
 from mindspore.common import _Function
 
 from parallel_trainer.kernels.ascend.tensors import wide
-from parallel_trainer.kernels.checks import label_weights
+from parallel_trainer.kernels.checks import labels_among
 
 
 class _CrossEntropySum(_Function):
@@ -29,10 +29,9 @@ class _CrossEntropySum(_Function):
         group: Communicator,
     ) -> Tensor:
         logits_NV = wide(logits).reshape(-1, logits.shape[-1])
-        label_of_row = np.asarray(labels).reshape(-1)
-        weights = label_weights(label_of_row, loss_mask, vocab_size)
-        columns = label_of_row - first
-        here = (weights != 0) & (columns >= 0) & (columns < logits_NV.shape[1])
+        weights, columns, here = labels_among(
+            labels, loss_mask, first=first, size=logits_NV.shape[1], vocab_size=vocab_size
+        )
         columns = Tensor(np.where(here, columns, 0).astype(np.int64)[:, None])
 
         largest = group.all_reduce(mint.amax(logits_NV, -1).asnumpy(), "max")

@@ -9,7 +9,7 @@ from device_mesh import Communicator, connect
 from mindspore import Tensor
 from mindspore.common import _Function
 
-from parallel_trainer.kernels.checks import label_weights
+from parallel_trainer.kernels.checks import labels_among
 
 
 class _CrossEntropySum(_Function):
@@ -24,15 +24,14 @@ class _CrossEntropySum(_Function):
         group: Communicator,
     ) -> Tensor:
         logits_rows = logits.asnumpy().reshape(-1, logits.shape[-1])
-        label_of_row = np.asarray(labels).reshape(-1)
-        weights = label_weights(label_of_row, loss_mask, vocab_size)
-        columns = label_of_row - first
-        # Rows that count and whose label is among these columns.
-        rows = np.flatnonzero((weights != 0) & (columns >= 0) & (columns < logits_rows.shape[1]))
+        weights, columns, here = labels_among(
+            labels, loss_mask, first=first, size=logits_rows.shape[1], vocab_size=vocab_size
+        )
+        rows = np.flatnonzero(here)
         columns = columns[rows]
 
         shifted = logits_rows - group.all_reduce(logits_rows.max(axis=1), "max")[:, None]
-        label_logits = np.zeros(len(label_of_row))
+        label_logits = np.zeros(len(weights))
         label_logits[rows] = shifted[rows, columns]
         np.exp(shifted, out=shifted)
         sums, label_logits = group.all_reduce(np.stack((shifted.sum(axis=1, dtype=np.float64), label_logits)))
