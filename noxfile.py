@@ -50,7 +50,7 @@ def lint(session: nox.Session) -> None:
     install(session, "trainer", "ruff", "import-linter", extras="test")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("lint-imports", "--config", "tools/layers.toml")
+    session.run("lint-imports", "tools/layers.toml")
 
 
 @nox.session
