@@ -204,7 +204,7 @@ def test_a_port_that_is_taken(start: Callable[..., Job], port: int) -> None:
     code, printed = start(name="second").wait()
     assert code != 0
     assert f"Error: another job, of 2 ranks, has 127.0.0.1:{port}. Give msrun another --master_port." in printed
-    assert printed.count("and so have all 2 of the job here: another job needs another port") == 1
+    assert printed.count("it is of another job than the 2 ranks here: another job needs another port") == 1
     first.process.send_signal(signal.SIGINT)
     first.wait()
     with socket.create_server(("127.0.0.1", port)) as stranger:
@@ -212,6 +212,19 @@ def test_a_port_that_is_taken(start: Callable[..., Job], port: int) -> None:
         code, printed = start(name="third").wait()
     assert code != 0
     assert f"Error: cannot listen on 127.0.0.1:{port}, where another program does." in printed
+
+
+def test_two_jobs_that_start_at_once_on_one_port(start: Callable[..., Job], port: int) -> None:
+    """One of them runs, with its own workers alone; the other says why it does not."""
+    logs = "[p for p in pathlib.Path(__file__).parent.glob('*/*.log') if 'Error: ' in p.read_text()]"
+    body = f"import pathlib\n    while len({logs}) < 2: time.sleep(0.1)"  # until the other has been sent away
+    jobs = [start(body, name=name) for name in ("one", "other")]
+    ends = [job.wait() for job in jobs]
+    (loser,) = [number for number, (code, _) in enumerate(ends) if code != 0]
+    for rank in range(2):
+        assert jobs[1 - loser].log(f"worker_{rank}") == f"rank {rank} of 2 has [1.0, 3.0, 5.0]\n"
+        assert "has [" not in jobs[loser].log(f"worker_{rank}")
+    assert f"Error: another job, of 2 ranks, has 127.0.0.1:{port}. Give msrun another --master_port." in ends[loser][1]
 
 
 def test_the_scheduler_is_killed(start: Callable[..., Job]) -> None:

@@ -25,6 +25,7 @@ class Job:
 
     size: int
     wait_seconds: float | None = None
+    job: str | None = None
     said: list[str] = field(factory=list)
     end: Ended | None = None
     _server: Rendezvous = field(init=False)
@@ -43,7 +44,7 @@ class Job:
     def _run(self) -> None:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
-            self._server = Rendezvous(self.size, self.wait_seconds, self.said.append)
+            self._server = Rendezvous(self.size, self.wait_seconds, self.said.append, job=self.job)
             self._loop.call_soon(self._started.set)
             await self._server.serve(self._listener)
 
@@ -181,6 +182,18 @@ def test_who_is_not_a_rank_is_refused_and_the_job_goes_on(job: Job, greeting: st
     joined += [job.rank(1), job.rank(2)]
     assert joined[0].hear() == {"cmd": "set", "size": "3"}
     assert [line for line in job.said if line.startswith("Refused a worker at 127.0.0.1:")]
+
+
+@pytest.mark.parametrize(("own", "words"), [(None, " job=8"), ("7", " job=8"), ("7", "")])
+def test_ranks_and_schedulers_of_another_job_are_refused(own: str | None, words: str) -> None:
+    with Job(2, job=own) as job:
+        answer = job.client().ask(f"cmd=initack pmiid=0 size=2{words}")
+        assert answer["rc"] == str(rendezvous.FULL)
+        assert unquote(answer["reason"]) == (
+            "it is of another job than the 2 ranks here: another job needs another port"
+        )
+        assert job.client().ask(f"cmd=observe size=2 msrun=8{words}") == {"cmd": "observe", "rc": "1", "size": "2"}
+        job.ranks("" if own is None else f" job={own}")
 
 
 def test_a_rank_too_many_is_told_that_the_job_has_all(job: Job) -> None:

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -70,6 +70,10 @@ class _Scheduler:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         return socket.create_server((self.host, self.port), family=family, backlog=self.size + 64)
 
+    def job(self, msrun: Msrun | None) -> str | None:
+        """What tells the job from all others where one msrun starts its scheduler and all of its ranks, else None."""
+        return str(msrun.pid) if msrun is not None and msrun.workers == self.size and self.is_here() else None
+
     def is_here(self) -> bool:
         """Whether the address is one of this machine."""
         try:
@@ -95,7 +99,8 @@ def schedule(environment: Mapping[str, str] = os.environ) -> int:
     seconds = "" if where.wait_seconds is None else f", {where.wait_seconds:g} s at most"
     _say(f"Waiting for {where.size} ranks on {where}{seconds}. Rank 0 reports the run in its log (worker_0.log).")
     try:
-        asyncio.run(_serve(Rendezvous(where.size, where.wait_seconds, _say, _watch_of(msrun)), listener))
+        job = where.job(msrun)
+        asyncio.run(_serve(Rendezvous(where.size, where.wait_seconds, _say, _watch_of(msrun), job), listener))
     except Aborted as ended:
         _say(str(ended))
         return ended.exit_code
@@ -117,7 +122,7 @@ def _leave_to_other(where: _Scheduler, msrun: Msrun | None) -> int:
     """Where another scheduler of the same job has the port (a second msrun on its machine), wait until it is done."""
     taken = f"cannot listen on {where}, where another program does"
     with suppress(OSError), socket.create_connection((where.host, where.port), _ANSWER_SECONDS) as other:
-        other.sendall(f"cmd=observe size={where.size}{_name(msrun)}\n".encode())
+        other.sendall(f"cmd=observe size={where.size}{_name(where, msrun)}\n".encode())
         with other.makefile("rb", buffering=0) as lines:
             answer = parse(lines.readline(LINE_BYTES))
             if answer.get("cmd") == "observe" and answer.get("rc") == "0":
@@ -236,7 +241,7 @@ def _greet(connection: socket.socket, where: _Scheduler, launch: Launch, msrun: 
     with connection.makefile("rb", buffering=0) as lines:  # not a byte beyond what is asked for: MPI reads on
         with suppress(OSError):
             connection.settimeout(_ANSWER_SECONDS)
-            connection.sendall(f"cmd=initack pmiid={launch.rank} size={where.size}{_name(msrun)}\n".encode())
+            connection.sendall(f"cmd=initack pmiid={launch.rank} size={where.size}{_name(where, msrun)}\n".encode())
             answer = parse(lines.readline(LINE_BYTES))
         if answer.get("cmd") != "initack":
             _fail_together(launch, nobody)
@@ -297,9 +302,13 @@ def _fail_together(launch: Launch, message: str) -> NoReturn:
 
 @frozen
 class Msrun:
-    """The msrun that started this process and waits for its workers."""
+    """The msrun that started this process and waits for its workers.
+
+    workers: how many of them its `--local_worker_num` says, if it is there.
+    """
 
     pid: int
+    workers: int | None = None
 
     @classmethod
     def that_joins(cls) -> Msrun | None:
@@ -308,9 +317,9 @@ class Msrun:
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
             name = " ".join(words[:3])
-            joined = "--join=True" in words or ("--join", "True") in pairwise(words)
-            if joined and ("msrun" in name or "mindspore.parallel.cluster" in name):
-                return cls(pid)
+            if _option(words, "--join") == "True" and ("msrun" in name or "mindspore.parallel.cluster" in name):
+                workers = _option(words, "--local_worker_num")
+                return cls(pid, int(workers) if workers.isdecimal() else None)
         return None
 
     def is_gone(self) -> bool:
@@ -326,9 +335,20 @@ class Msrun:
         return any(_is_worker(int(child)) for child in children if int(child) != os.getpid())
 
 
-def _name(msrun: Msrun | None) -> str:
-    """The word by which the server can tell that two processes belong to the same msrun."""
-    return "" if msrun is None else f" msrun={msrun.pid}"
+def _option(words: Sequence[str], name: str) -> str:
+    """What a command line gives an option first; empty where it has none."""
+    for word, following in pairwise((*words, "")):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.removeprefix(f"{name}=")
+    return ""
+
+
+def _name(where: _Scheduler, msrun: Msrun | None) -> str:
+    """The words by which the server can tell that two processes belong to the same msrun, and to the same job."""
+    job = where.job(msrun)
+    return ("" if msrun is None else f" msrun={msrun.pid}") + ("" if job is None else f" job={job}")
 
 
 def _is_worker(pid: int) -> bool:

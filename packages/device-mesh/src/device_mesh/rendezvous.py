@@ -1,9 +1,9 @@
 """A server where the ranks of an MPI job find each other without mpiexec, and which notices when one of them dies.
 
 It speaks PMI-1. Each rank keeps one connection for as long as it lives. It says
-`cmd=initack pmiid=RANK size=RANKS msrun=ID` (all but its rank may be left out) and is told to go on when all ranks have
-come. A connection that ends before `cmd=finalize` is a rank that died, and ends the job: the others are told
-`cmd=ended reason=...` and cut off.
+`cmd=initack pmiid=RANK size=RANKS msrun=ID job=ID` (all but its rank may be left out; `job` is said where one msrun
+starts all ranks) and is told to go on when all ranks have come. A connection that ends before `cmd=finalize` is a rank
+that died, and ends the job: the others are told `cmd=ended reason=...` and cut off.
 """
 
 from __future__ import annotations
@@ -69,12 +69,14 @@ class Rendezvous:
     wait_seconds: how long they may take to join, and then to start MPI together; None: for ever.
     say:          takes each line that a person should read.
     watch:        called twice a second with whether ranks are still missing; may raise `Ended` to end the job.
+    job:          the `job` that ranks must say they are of; None: they must say none.
     """
 
     size: int
     wait_seconds: float | None
     say: Callable[[str], None]
     watch: Callable[[bool], None] = lambda missing: None
+    job: str | None = None
     _values: KeyValues = field(init=False)
     _members: dict[int, _Member] = field(init=False, factory=dict)
     _in_barrier: set[int] = field(init=False, factory=set)
@@ -190,7 +192,8 @@ class Rendezvous:
         problem = self._problem(words)
         if problem is not None:
             self._refused(f"a worker at {where}: {problem}")
-            writer.write(f"cmd=initack rc={1 if self._missing() else FULL} reason={quote(problem)}\n".encode())
+            rc = 1 if self._missing() and words.get("job") == self.job else FULL
+            writer.write(f"cmd=initack rc={rc} reason={quote(problem)}\n".encode())
             return None
         member = _Member(int(words["pmiid"]), words.get("msrun"), where, reader, writer)
         self._members[member.rank] = member
@@ -206,6 +209,8 @@ class Rendezvous:
         rank, size = words.get("pmiid", "")[:20], words.get("size", str(self.size))[:20]
         if size != str(self.size):
             return f"it is one of {size} ranks, and the job here has {self.size}"
+        if words.get("job") != self.job:
+            return f"it is of another job than the {self.size} ranks here: another job needs another port"
         if not (rank.isascii() and rank.isdigit() and int(rank) < self.size):
             return f"its rank is {rank!r}, and the job here has ranks 0 to {self.size - 1}"
         if int(rank) in self._members:
@@ -222,10 +227,12 @@ class Rendezvous:
     async def _observe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, words: dict[str, str]) -> None:
         """Let another scheduler of the same job wait for its end; send one of another job away.
 
-        It is of the same job if ranks are still missing, or its msrun started some of those that have come.
+        It is of the same job if no msrun starts all ranks of either, and ranks are still missing or its msrun started
+        some of those that have come.
         """
         related = "msrun" in words and any(member.msrun == words["msrun"] for member in self._members.values())
-        if words.get("size") != str(self.size) or not (self._missing() or related):
+        several = self.job is None and "job" not in words
+        if words.get("size") != str(self.size) or not (several and (self._missing() or related)):
             writer.write(f"cmd=observe rc=1 size={self.size}\n".encode())
             return
         writer.write(b"cmd=observe rc=0\n")
