@@ -127,6 +127,13 @@ def running(path: Path) -> list[int]:
     return found
 
 
+def scheduler_of(job: Job) -> int:
+    """The process that msrun started as scheduler."""
+    found = running(job.folder.parent / "ranks.py")
+    (scheduler,) = [pid for pid in found if b"MS_SCHED\0" in _read(f"/proc/{pid}/environ")]
+    return scheduler
+
+
 def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
@@ -230,10 +237,7 @@ def test_two_jobs_that_start_at_once_on_one_port(start: Callable[..., Job], port
 def test_the_scheduler_is_killed(start: Callable[..., Job]) -> None:
     job = start("time.sleep(60)")
     job.until(lambda: "rank 1 of 2" in job.log("worker_1"))
-    (scheduler,) = [
-        pid for pid in running(job.folder.parent / "ranks.py") if b"MS_SCHED\0" in _read(f"/proc/{pid}/environ")
-    ]
-    os.kill(scheduler, signal.SIGKILL)
+    os.kill(scheduler_of(job), signal.SIGKILL)
     code, printed = job.wait()
     assert code != 0
     assert len(re.findall(r"The scheduler on 127.0.0.1:\d+ is gone, and with it the job\.", printed)) == 1
@@ -247,6 +251,24 @@ def test_msrun_is_killed(start: Callable[..., Job], joined: bool) -> None:
     job.process.kill()
     job.process.wait()
     job.until(lambda: "was killed" in job.log("scheduler") or "ended" in job.log("scheduler"))
+
+
+def test_workers_that_handle_sigterm_end_in_their_own_time(start: Callable[..., Job]) -> None:
+    """The signal reaches msrun and the scheduler beside it, as that of a cluster's manager does."""
+    body = """told = []
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    print("handles", flush=True)
+    while not comm.all_reduce(np.array([float(len(told))]), "max")[0]: time.sleep(0.1)
+    time.sleep(3)
+    print("rank", comm.rank, "saved")"""
+    job = start(body)
+    job.until(lambda: all("handles" in job.log(f"worker_{rank}") for rank in range(2)))
+    for pid in (scheduler_of(job), job.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    job.until(lambda: "All ranks have finished." in job.log("scheduler"))
+    for rank in range(2):
+        assert f"rank {rank} saved" in job.log(f"worker_{rank}")
 
 
 def test_two_calls_of_msrun_are_one_job(start: Callable[..., Job]) -> None:

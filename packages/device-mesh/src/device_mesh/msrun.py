@@ -2,7 +2,8 @@
 
 msrun starts the same program as every worker and once more as scheduler, and tells all of them the scheduler's address.
 The scheduler answers there (`Rendezvous`). A worker connects first and loads MPI when all are there; the connection
-becomes MPI's, and a thread watches it: when the scheduler hangs up, the job is over and so is the worker.
+becomes MPI's, and a thread watches it: when the scheduler hangs up, the job is over and so is the worker. When msrun
+is gone, the thread sends its own process SIGTERM: a program that handles it ends in its own time, any other at once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _RETRY_SECONDS = 0.1
 _LOCAL_SCHEDULER_SECONDS = 60.0
 _NO_WORKER_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
+_MSRUN_SECONDS = 1.0
 
 
 @frozen
@@ -100,7 +102,7 @@ def schedule(environment: Mapping[str, str] = os.environ) -> int:
     _say(f"Waiting for {where.size} ranks on {where}{seconds}. Rank 0 reports the run in its log (worker_0.log).")
     try:
         job = where.job(msrun)
-        asyncio.run(_serve(Rendezvous(where.size, where.wait_seconds, _say, _watch_of(msrun), job), listener))
+        asyncio.run(_serve(Rendezvous(where.size, where.wait_seconds, _say, _watch_of(msrun), job), listener, msrun))
     except Aborted as ended:
         _say(str(ended))
         return ended.exit_code
@@ -110,11 +112,19 @@ def schedule(environment: Mapping[str, str] = os.environ) -> int:
     return 0
 
 
-async def _serve(rendezvous: Rendezvous, listener: socket.socket) -> None:
+async def _serve(rendezvous: Rendezvous, listener: socket.socket, msrun: Msrun | None) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        interrupted = Aborted(f"The scheduler was ended by {number.name}.", exit_code=128 + number)
-        loop.add_signal_handler(number, rendezvous.end, interrupted)
+
+    def end(number: signal.Signals) -> None:
+        rendezvous.end(Aborted(f"The scheduler was ended by {number.name}.", exit_code=128 + number))
+
+    def end_unless_with_msrun() -> None:
+        if msrun is None or not msrun.is_gone():
+            end(signal.SIGTERM)
+
+    loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT)
+    # Where msrun got the same signal, the workers end by themselves; it may be a moment behind.
+    loop.add_signal_handler(signal.SIGTERM, loop.call_later, _MSRUN_SECONDS, end_unless_with_msrun)
     await rendezvous.serve(listener)
 
 
@@ -149,14 +159,18 @@ def _observe(other: socket.socket, where: _Scheduler, msrun: Msrun | None) -> in
 def _watch_of(msrun: Msrun | None) -> Callable[[bool], None]:
     """What a scheduler looks at from time to time: is its msrun there, and has that any worker left that could join?"""
     seen = time.monotonic()
+    told = False
 
     def watch(missing: bool) -> None:
-        nonlocal seen
-        if msrun is None:
+        nonlocal seen, told
+        if msrun is None or told:
             return
         if msrun.is_gone():
-            raise Ended(f"The msrun that waited for this job, process {msrun.pid}, was killed.")
-        if not missing or msrun.has_worker():
+            if missing:
+                raise Ended(f"The msrun that waited for this job, process {msrun.pid}, was killed.")
+            _say(f"The msrun that waited for this job, process {msrun.pid}, was killed: its workers get SIGTERM.")
+            told = True
+        elif not missing or msrun.has_worker():
             seen = time.monotonic()
         elif time.monotonic() - seen > _NO_WORKER_SECONDS:
             # Whether that is an error msrun sees by the workers' exit codes.
@@ -262,7 +276,7 @@ def _greet(connection: socket.socket, where: _Scheduler, launch: Launch, msrun: 
 
 @define(eq=False)
 class _Watcher:
-    """Ends this worker when the job has ended elsewhere."""
+    """Ends this worker when the job has ended elsewhere, and asks it to end when its msrun is gone."""
 
     connection: socket.socket
     launch: Launch
@@ -272,9 +286,11 @@ class _Watcher:
     def run(self) -> None:
         poll = select.poll()
         poll.register(self.connection, getattr(select, "POLLRDHUP", 0))
+        msrun = self.msrun
         while not poll.poll(1000):
-            if self.msrun is not None and self.msrun.is_gone():
-                os._exit(1)
+            if msrun is not None and msrun.is_gone():
+                msrun = None
+                os.kill(os.getpid(), signal.SIGTERM)
         last = b""
         with suppress(OSError):
             last = self.connection.recv(LINE_BYTES, socket.MSG_DONTWAIT)
