@@ -1,4 +1,4 @@
-"""Random text: for the plans of `cases.py` by the kind of their samples, and for the files in docs/scenarios."""
+"""Random text: for the plans of `cases` by the kind of their samples, and for the files in docs/scenarios."""
 
 from __future__ import annotations
 
