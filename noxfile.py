@@ -120,12 +120,13 @@ def jax(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def bench(session: nox.Session) -> None:
-    """Masks, schedules, dispatch and a step against PyTorch's, two ranks against one; prints the ratios."""
+    """Masks, schedules, dispatch, a step and a checkpoint against others', two ranks against one; prints the ratios."""
     install_with_torch(session)
     session.run("python", "packages/mask-compression/benchmarks/masks.py")
     session.run("python", "packages/pipeline-schedule/benchmarks/schedules_vs_torch.py")
     session.run("python", "packages/moe-dispatch/benchmarks/permute_vs_torch.py")
     session.run("python", "packages/trainer/benchmarks/tensor_parallel.py")
+    session.run("python", "packages/trainer/benchmarks/checkpoint.py")
     session.run("python", "packages/trainer/benchmarks/step_vs_torch.py", *session.posargs)
 
 
