@@ -61,12 +61,12 @@ def our_step(ids: np.ndarray, labels: np.ndarray) -> Callable[[], float]:
         inputs = [Tensor(ids)]
         for unit, of_unit in zip(model.units, weights, strict=True):
             inputs.append(unit(inputs[-1], batch, *of_unit))
-        gradient = Tensor(np.array(1 / labels.size, np.float32))
+        gradient = Tensor(np.array([1 / labels.size], np.float32))
         for index in reversed(range(len(model.units))):
             gradient, *of_weights = backwards[index](inputs[index], batch, *weights[index], gradient)
             for of_weight in of_weights:
                 of_weight.asnumpy()
-        return float(inputs[-1].asnumpy()) / labels.size
+        return float(inputs[-1].asnumpy()[0]) / labels.size
 
     return step
 
