@@ -20,8 +20,8 @@ with a tensor between them that carries nothing but their order, so the backward
 where the forward ended, and ends where that started, after the gradients of all that was computed between the two.
 
 A backward makes its collective call even if the gradient is zero, so all ranks of a group must
-differentiate the same calls. In a group of one rank every function returns its input. Tensors must have a
-dtype that NumPy has: bfloat16 raises TypeError.
+differentiate the same calls. In a group of one rank every function returns its input. Sums of bfloat16 and
+float16 are accumulated in float32.
 
 Tensor memory is passed to the communicator as it is and results are wrapped without a copy. A result made
 this way borrows NumPy's memory, so `untyped_storage().resize_` must not be used on it; who wants to free a

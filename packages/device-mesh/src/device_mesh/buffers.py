@@ -1,4 +1,4 @@
-"""What every backend does with its arguments: checks before anything is sent, counts, float16."""
+"""What every backend does with its arguments: checks before anything is sent, counts, types of 16 bits."""
 
 from __future__ import annotations
 
@@ -26,12 +26,22 @@ def check_array(x: object, name: str) -> None:
             f"{name} is a {type(x).__module__}.{type(x).__qualname__}, but a communicator takes NumPy "
             "arrays: pass numpy.asarray(value), or tensor.asnumpy() of a MindSpore tensor"
         )
-    if x.dtype not in _DTYPES:
+    if x.dtype not in _DTYPES and not is_bfloat16(x.dtype):
         known = ", ".join(sorted(dtype.name for dtype in _DTYPES))
         raise TypeError(
             f"{name} has dtype {x.dtype}, which cannot be sent: it must be one of {known}, in native "
-            "byte order (NumPy has no bfloat16: convert to float32)"
+            "byte order, or bfloat16"
         )
+
+
+def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    """Whether this is a type of that name that a library has added to NumPy, which has none."""
+    return dtype.name == "bfloat16" and dtype.itemsize == 2
+
+
+def wide(x: Array) -> Array:
+    """What is added up for `x`: itself, or for a type of 16 bits a float32 copy."""
+    return x.astype(np.float32) if x.dtype == np.float16 or is_bfloat16(x.dtype) else x
 
 
 def contiguous(x: Array, name: str = "x") -> Array:
@@ -186,7 +196,7 @@ def counts(rows: Sequence[int], x: Array, unit: int = 1) -> list[int]:
 
 
 def narrow(wide: Array, result: Array) -> Array:
-    """Round a float32 result into the float16 array `result`, and return that."""
+    """Round a float32 result into `result`, an array of a type of 16 bits, and return that."""
     with np.errstate(over="ignore"):  # a sum beyond float16 is inf, as it is for the other dtypes
         result[...] = wide
     return result

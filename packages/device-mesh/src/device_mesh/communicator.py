@@ -5,8 +5,8 @@ are entries along dim 0. Rules that hold for every backend:
 
 - Every rank of the group makes the same collective calls in the same order. Shapes and dtypes agree between
   ranks except where per-rank sizes are given.
-- dtypes: bool, signed and unsigned integers of 8 to 64 bits, float16, float32, float64, in native byte
-  order. NumPy has no bfloat16; anything else raises TypeError.
+- dtypes: bool, signed and unsigned integers of 8 to 64 bits, float16, float32, float64, in native byte order, and
+  bfloat16 as a library adds it to NumPy (MindSpore, ml_dtypes). Anything else raises TypeError.
 - A C-contiguous input is read where it lies, and `out`, where given, is written where it lies: no copy is
   made on the way. Other inputs are copied to contiguous memory first. `out` must be C-contiguous, writable,
   and of exactly the result's shape and dtype (ValueError). Without `out` a new array is returned. `out` may
@@ -14,8 +14,8 @@ are entries along dim 0. Rules that hold for every backend:
 - Forms that begin with `i` start what their namesakes do and return a `Request`; they count as called when they start.
   Several may be under way, on one group and on different ones, and be waited for in any order. Their results are
   bitwise those of their namesakes.
-- Reductions are `sum`, `max` or `min` and give bitwise the same result on every rank. float16 is accumulated in
-  float32. On bool, `max` is "any" and `min` is "all"; `sum` raises TypeError. `max` and `min` of NaN are
+- Reductions are `sum`, `max` or `min` and give bitwise the same result on every rank. float16 and bfloat16 are
+  accumulated in float32. On bool, `max` is "any" and `min` is "all"; `sum` raises TypeError. `max` and `min` of NaN are
   unspecified. A mean is the caller's: `sum` divided by `size`.
 - Rank arguments (`root`, `destination`, `source`) are ranks within the group.
 """

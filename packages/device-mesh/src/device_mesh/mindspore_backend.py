@@ -84,8 +84,9 @@ class MindSporeCommunicator(PairedCollectives["_Collective"]):
         source = buffers.contiguous(x)
         self._check_reduction(source, op, "all_reduce")
         result = buffers.output(out, source.shape, source.dtype, "all_reduce")
-        if source.dtype == np.float16:
-            return buffers.narrow(self.all_reduce(source.astype(np.float32), op), result)
+        added = buffers.wide(source)
+        if added is not source:
+            return buffers.narrow(self.all_reduce(added, op), result)
         if source.ctypes.data != result.ctypes.data:
             result[...] = source
         if result.size:
@@ -114,9 +115,8 @@ class MindSporeCommunicator(PairedCollectives["_Collective"]):
         result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, call)
         if not source.size:
             return _Collective(DONE, result)
-        received = result
-        if source.dtype == np.float16:
-            source, received = source.astype(np.float32), np.empty(result.shape, np.float32)
+        source = buffers.wide(source)
+        received = result if source.dtype == result.dtype else np.empty(result.shape, source.dtype)
         counts = buffers.counts(rows, source)
         given = self._pieces_ascending(buffers.apart(source, received).reshape(-1), counts)
         request = self._engine.ireduce_scatter(given, received.reshape(-1), self._ascending(counts), op, self._group)

@@ -69,8 +69,9 @@ class MpiCommunicator(PairedCollectives["_Collective"]):
         source = buffers.contiguous(x)
         buffers.check_reduction(source.dtype, op, "all_reduce")
         result = buffers.output(out, source.shape, source.dtype, "all_reduce")
-        if source.dtype == np.float16:
-            return buffers.narrow(self.all_reduce(source.astype(np.float32), op), result)
+        added = buffers.wide(source)
+        if added is not source:
+            return buffers.narrow(self.all_reduce(added, op), result)
         in_place = source.ctypes.data == result.ctypes.data
         sent = MPI.IN_PLACE if in_place else _bytes_if_bool(buffers.apart(source, result))
         self._collective("Allreduce", sent, _bytes_if_bool(result), op=_OPS[op])
@@ -81,10 +82,10 @@ class MpiCommunicator(PairedCollectives["_Collective"]):
         buffers.check_rows(source, call)
         rows = buffers.own_sizes(len(source), self.rank, self.size, sizes, call)
         result = buffers.output(out, (sum(rows), *source.shape[1:]), source.dtype, call)
-        source = buffers.apart(source, result)
+        source, filled = _carried(buffers.apart(source, result)), _carried(result)
         if sizes is None:
-            return _Collective("Allgather", (source, result), result)
-        return _Collective("Allgatherv", (source, [result, buffers.counts(rows, source)]), result)
+            return _Collective("Allgather", (source, filled), result)
+        return _Collective("Allgatherv", (source, [filled, buffers.counts(rows, source)]), result)
 
     def _reduce_scatter(
         self, call: str, x: Array, op: ReduceOp, sizes: Sequence[int] | None, out: Array | None
@@ -94,9 +95,8 @@ class MpiCommunicator(PairedCollectives["_Collective"]):
         buffers.check_rows(source, call)
         rows = buffers.split_sizes(len(source), self.size, sizes, call, "sizes")
         result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, call)
-        received = result
-        if source.dtype == np.float16:
-            source, received = source.astype(np.float32), np.empty(result.shape, np.float32)
+        source = buffers.wide(source)
+        received = result if source.dtype == result.dtype else np.empty(result.shape, source.dtype)
         counts = () if sizes is None else (buffers.counts(rows, source),)
         arrays = _bytes_if_bool(buffers.apart(source, received)), _bytes_if_bool(received)
         name = "Reduce_scatter_block" if sizes is None else "Reduce_scatter"
@@ -114,10 +114,10 @@ class MpiCommunicator(PairedCollectives["_Collective"]):
         source = buffers.contiguous(x)
         sent, received = buffers.exchange_sizes(source, self.size, send_sizes, receive_sizes, call)
         result = buffers.output(out, (sum(received), *source.shape[1:]), source.dtype, call)
-        source = buffers.apart(source, result)
+        source, filled = _carried(buffers.apart(source, result)), _carried(result)
         if send_sizes is None:
-            return _Collective("Alltoall", (source, result), result)
-        sides = [source, buffers.counts(sent, source)], [result, buffers.counts(received, source)]
+            return _Collective("Alltoall", (source, filled), result)
+        sides = [source, buffers.counts(sent, source)], [filled, buffers.counts(received, source)]
         return _Collective("Alltoallv", sides, result)
 
     def broadcast(self, x: Array, root: int = 0, *, out: Array | None = None) -> Array:
@@ -126,7 +126,7 @@ class MpiCommunicator(PairedCollectives["_Collective"]):
         result = buffers.output(out, source.shape, source.dtype, "broadcast")
         if self.rank == root and source.ctypes.data != result.ctypes.data:
             result[...] = source
-        self._collective("Bcast", result, root)
+        self._collective("Bcast", _carried(result), root)
         return result
 
     def send(self, x: Array, destination: int, *, tag: int = 0) -> None:
@@ -139,12 +139,12 @@ class MpiCommunicator(PairedCollectives["_Collective"]):
 
     def isend(self, x: Array, destination: int, *, tag: int = 0) -> Request:
         buffers.check_peer(destination, self.rank, self.size, "isend")
-        return _Started(self._comm.Isend(buffers.contiguous(x), destination, tag), self._wait)
+        return _Started(self._comm.Isend(_carried(buffers.contiguous(x)), destination, tag), self._wait)
 
     def irecv(self, out: Array, source: int, *, tag: int = 0) -> Request:
         buffers.check_peer(source, self.rank, self.size, "irecv")
         buffers.writable(out)
-        request = self._comm.Irecv(out, source, tag)
+        request = self._comm.Irecv(_carried(out), source, tag)
         return _Receive(request, self._wait, out, f"rank {self.ranks[self.rank]} from {self.ranks[source]}")
 
     def barrier(self) -> None:
@@ -255,6 +255,11 @@ class _Receive:
     def _report(self) -> None:
         if self._problem is not None:
             raise ValueError(buffers.wrong_length(self._route, self._problem, self._out))
+
+
+def _carried(x: Array) -> Array:
+    # MPI knows no bfloat16, and needs to know nothing of what it moves.
+    return x.view(np.uint16) if buffers.is_bfloat16(x.dtype) else x
 
 
 def _bytes_if_bool(x: Array) -> Array:

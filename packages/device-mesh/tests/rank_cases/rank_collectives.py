@@ -10,6 +10,7 @@ import numpy as np
 from device_mesh import Communicator, Traffic
 from rank_support import (
     DTYPES,
+    FLOATS,
     LAYOUTS,
     REDUCTIONS,
     WITH_EACH_WAIT,
@@ -19,6 +20,7 @@ from rank_support import (
     make,
     raises,
     reduced,
+    type_of,
     uneven,
 )
 
@@ -99,7 +101,7 @@ def traffic_is_counted_and_changes_nothing(comm: Communicator) -> None:
 def all_gather_under_way(comm: Communicator, dtype: str) -> None:
     """Two at a time, finished in the other order; the second only polled."""
     first, second = everyone(comm, (4, 3), dtype), everyone(comm, (2,), dtype)
-    outs = [np.empty((comm.size * len(x[0]), *x.shape[2:]), dtype) for x in (first, second)]
+    outs = [np.empty((comm.size * len(x[0]), *x.shape[2:]), type_of(dtype)) for x in (first, second)]
     requests = [
         comm.iall_gather(LAYOUTS["transposed"](first[comm.rank]), out=outs[0]),
         comm.iall_gather(second[comm.rank], out=outs[1]),
@@ -111,7 +113,7 @@ def all_gather_under_way(comm: Communicator, dtype: str) -> None:
     check_equal(outs[0], np.concatenate(list(first)), dtype)
     check_equal(outs[1], np.concatenate(list(second)), dtype)
     with raises(ValueError, "iall_gather", "shape"):
-        comm.iall_gather(first[comm.rank], out=np.empty((1, 1), dtype))
+        comm.iall_gather(first[comm.rank], out=np.empty((1, 1), type_of(dtype)))
 
 
 @case(DTYPES, modes=WITH_EACH_WAIT)
@@ -119,7 +121,7 @@ def reduce_scatter_under_way(comm: Communicator, dtype: str) -> None:
     """Uneven and even at a time, another call between; the first only polled. Equal to the blocking form to the bit."""
     sizes = uneven(comm.size)
     first, second = everyone(comm, (sum(sizes), 3), dtype), everyone(comm, (2 * comm.size,), dtype)
-    outs = [np.empty((sizes[comm.rank], 3), dtype), np.empty(2, dtype)]
+    outs = [np.empty((sizes[comm.rank], 3), type_of(dtype)), np.empty(2, type_of(dtype))]
     requests = [
         comm.ireduce_scatter(LAYOUTS["transposed"](first[comm.rank]), sizes=sizes, out=outs[0]),
         comm.ireduce_scatter(second[comm.rank], "max", out=outs[1]),
@@ -134,7 +136,7 @@ def reduce_scatter_under_way(comm: Communicator, dtype: str) -> None:
     check_equal(outs[0], reduced(first, "sum")[start : start + sizes[comm.rank]], dtype, exact=False)
     check_equal(outs[1], reduced(second, "max")[2 * comm.rank : 2 * comm.rank + 2], dtype)
     with raises(ValueError, "ireduce_scatter", "shape"):
-        comm.ireduce_scatter(second[comm.rank], out=np.empty(3, dtype))
+        comm.ireduce_scatter(second[comm.rank], out=np.empty(3, type_of(dtype)))
 
 
 @case(modes=WITH_EACH_WAIT)
@@ -241,20 +243,19 @@ def broadcast_from_every_root(comm: Communicator, dtype: str) -> None:
         np.testing.assert_array_equal(x, make(comm.rank, (3, 2), dtype))
 
 
-@case(modes=WITH_EACH_WAIT)
-def float16_sums_are_rounded_once(comm: Communicator) -> None:
-    # 2048 + 1 is 2048 in float16, so a sum rounded after every addition would stay at 2048.
-    first = comm.rank == 0
-    total = np.full(comm.size, np.float16(2048.0 + comm.size - 1))
-    x = np.full(comm.size, 2048 if first else 1, np.float16)
-    check_equal(comm.all_reduce(x), total, "float16")
-    check_equal(comm.reduce_scatter(x), total[:1], "float16")
-    large = np.full(2, 40_000, np.float16)
-    expected = np.full(2, 40_000 if comm.size == 1 else np.inf, np.float16)
-    check_equal(comm.all_reduce(large), expected, "float16")
+@case(("float16", "bfloat16"), modes=WITH_EACH_WAIT)
+def sums_of_16_bits_are_rounded_once(comm: Communicator, dtype: str) -> None:
+    # Plus 1 the first number is itself, so a sum that is rounded after every addition would stay there.
+    most, large = {"float16": (2048, 40_000), "bfloat16": (256, 2e38)}[dtype]
+    total = np.full(comm.size, most + comm.size - 1)
+    x = np.full(comm.size, 1 if comm.rank else most, type_of(dtype))
+    check_equal(comm.all_reduce(x), total, dtype)
+    check_equal(comm.reduce_scatter(x), total[:1], dtype)
+    x = np.full(2, large, type_of(dtype))
+    check_equal(comm.all_reduce(x), np.full(2, x[0] if comm.size == 1 else np.inf), dtype)
 
 
-@case(("float16", "float32", "float64"))
+@case(FLOATS)
 def sums_are_the_same_on_every_rank(comm: Communicator, dtype: str) -> None:
     for length in (1, 1_000, 100_001):
         mine = comm.all_reduce(make(comm.rank, (length,), dtype))
@@ -262,7 +263,7 @@ def sums_are_the_same_on_every_rank(comm: Communicator, dtype: str) -> None:
         assert all(row.tobytes() == table[0].tobytes() for row in table)
 
 
-@case(("float32", "float16", "bool"), modes=WITH_EACH_WAIT)
+@case(("float32", "float16", "bfloat16", "bool"), modes=WITH_EACH_WAIT)
 def out_is_filled_and_returned(comm: Communicator, dtype: str) -> None:
     x = make(comm.rank, (comm.size, 2), dtype)
     ones = [1] * comm.size
@@ -284,13 +285,13 @@ def out_is_filled_and_returned(comm: Communicator, dtype: str) -> None:
         np.testing.assert_array_equal(x, make(comm.rank, (comm.size, 2), dtype))
 
 
-@case(("float32", "float16"), modes=WITH_EACH_WAIT)
+@case(("float32", "float16", "bfloat16"), modes=WITH_EACH_WAIT)
 def out_may_overlap_the_input(comm: Communicator, dtype: str) -> None:
     stacked = everyone(comm, (4,), dtype)
     x = stacked[comm.rank].copy()
     assert comm.all_reduce(x, out=x) is x
     check_equal(x, reduced(stacked, "sum"), dtype, exact=False)
-    shared = np.zeros(4 * comm.size, dtype)
+    shared = np.zeros(4 * comm.size, type_of(dtype))
     own = shared[4 * comm.rank : 4 * comm.rank + 4]
     own[:] = stacked[comm.rank]
     comm.all_gather(own, out=shared)

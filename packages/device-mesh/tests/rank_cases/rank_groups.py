@@ -16,13 +16,14 @@ from rank_support import (
     check_equal,
     make,
     raises,
+    type_of,
 )
 
 
 @case(DTYPES, worlds=SEVERAL, mccl=(2,))
 def ring_of_messages(comm: Communicator, dtype: str) -> None:
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    out = np.empty((3, 2), dtype)
+    out = np.empty((3, 2), type_of(dtype))
     request = comm.isend(LAYOUTS["transposed"](make(comm.rank, (3, 2), dtype)), after)
     assert comm.recv(out, before) is out
     request.wait()

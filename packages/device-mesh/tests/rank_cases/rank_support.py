@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 from attrs import frozen
 from device_mesh import Communicator
@@ -21,8 +22,9 @@ WITH_EACH_WAIT: tuple[Mode, ...] = (*MODES, "hold_core", "give_way")
 WORLDS = (1, 2, 3, 4, 8)
 SEVERAL = (2, 3, 4, 8)
 CASES: dict[str, Case] = {}
-DTYPES = ("float16", "float32", "float64", "int64", "int32", "uint8")
-RTOL = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-14}
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int64", "int32", "uint8")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+RTOL = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-6, "float64": 1e-14}
 LAYOUTS = {
     "contiguous": lambda x: x,
     "transposed": lambda x: np.ascontiguousarray(np.swapaxes(x, 0, -1)).swapaxes(0, -1),
@@ -66,12 +68,16 @@ def case(
     return register
 
 
+def type_of(name: str) -> np.dtype:
+    """NumPy's type of that name, or ml_dtypes': np.dtype("bfloat16") would be that of who was imported last."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
 def make(rank: int, shape: tuple[int, ...], dtype: str, *, salt: int = 0) -> np.ndarray:
     """Rank `rank`'s values: floats around 0, or small whole numbers whose sum over 8 ranks fits in uint8."""
     generator = np.random.default_rng([rank, salt])
-    if np.dtype(dtype).kind == "f":
-        return generator.standard_normal(shape).astype(dtype)
-    return generator.integers(0, 30, shape).astype(dtype)
+    values = generator.standard_normal(shape) if dtype in FLOATS else generator.integers(0, 30, shape)
+    return values.astype(type_of(dtype))
 
 
 def everyone(comm: Communicator, shape: tuple[int, ...], dtype: str, *, salt: int = 0) -> np.ndarray:
@@ -79,16 +85,16 @@ def everyone(comm: Communicator, shape: tuple[int, ...], dtype: str, *, salt: in
 
 
 def reduced(stacked: np.ndarray, op: str) -> np.ndarray:
-    wide = stacked.astype(np.float64) if stacked.dtype.kind == "f" else stacked.astype(np.int64)
+    wide = stacked.astype(np.float64) if stacked.dtype.name in FLOATS else stacked.astype(np.int64)
     return REDUCTIONS[op](wide, axis=0)
 
 
 def check_equal(actual: np.ndarray, expected: np.ndarray, dtype: str, *, exact: bool = True) -> None:
     assert isinstance(actual, np.ndarray)
-    assert actual.dtype == np.dtype(dtype), actual.dtype
+    assert actual.dtype == type_of(dtype), actual.dtype
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
-    if exact or np.dtype(dtype).kind != "f":
-        np.testing.assert_array_equal(actual, expected.astype(dtype))
+    if exact or dtype not in FLOATS:
+        np.testing.assert_array_equal(actual, expected.astype(type_of(dtype)))
     else:
         # Sums may cancel, so the error is measured against the size of the summands, which is about 1.
         np.testing.assert_allclose(actual.astype(np.float64), expected, rtol=RTOL[dtype], atol=4 * RTOL[dtype])
