@@ -48,12 +48,21 @@ def test_combine_needs_little_memory_beside_its_result() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "parts"),
     [
-        (lambda r: r.dispatch(np.zeros((T, H), np.float16)), TypeError, ("tokens", "float16", "float32 or float64")),
+        (
+            lambda r: r.dispatch(np.zeros((T, H), np.int32)),
+            TypeError,
+            ("tokens", "int32", "bfloat16, float16, float32"),
+        ),
         (lambda r: r.dispatch(np.zeros((T + 1, H))), ValueError, ("tokens", "(4, 5)", "(3, H)")),
         (lambda r: r.dispatch(np.zeros((T, H, 1))), ValueError, ("tokens", "(3, 5, 1)", "(3, H)")),
         (lambda r: r.combine(np.zeros((5, H)), np.zeros((T, K))), ValueError, ("rows", "(5, 5)", "(6, H)")),
         (lambda r: r.combine(np.zeros((6, H)), np.zeros((T, 1))), ValueError, ("weights", "(3, 1)", "(3, 2)")),
         (lambda r: r.combine(np.zeros((6, H)), np.zeros((T, K), "f4")), ValueError, ("weights", "float32", "float64")),
+        (
+            lambda r: r.combine(np.zeros((6, H), "f2"), np.zeros((T, K), "f2")),
+            ValueError,
+            ("weights", "dtype float16", "rows are float16", "and dtype float32"),
+        ),
         (lambda r: r.dispatch_gradient(np.zeros((T, H))), ValueError, ("d_rows", "(3, 5)", "(6, H)")),
         (
             lambda r: r.combine_gradient(np.zeros((T, H)), np.zeros((T, H)), np.zeros((T, K))),

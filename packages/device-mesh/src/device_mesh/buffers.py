@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from device_mesh.communicator import Array, ReduceOp
+from device_mesh.half import is_bfloat16
 
 _DTYPES: frozenset[np.dtype[Any]] = frozenset(
     np.dtype(name)
@@ -32,16 +33,6 @@ def check_array(x: object, name: str) -> None:
             f"{name} has dtype {x.dtype}, which cannot be sent: it must be one of {known}, in native "
             "byte order, or bfloat16"
         )
-
-
-def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Whether this is a type of that name that a library has added to NumPy, which has none."""
-    return dtype.name == "bfloat16" and dtype.itemsize == 2
-
-
-def wide(x: Array) -> Array:
-    """What is added up for `x`: itself, or for a type of 16 bits a float32 copy."""
-    return x.astype(np.float32) if x.dtype == np.float16 or is_bfloat16(x.dtype) else x
 
 
 def contiguous(x: Array, name: str = "x") -> Array:

@@ -26,6 +26,7 @@ from device_mesh.abort import NOTICE_TAG
 from device_mesh.collectives import FollowedUp, PairedCollectives
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.engine import Engine, Group
+from device_mesh.half import wide
 from device_mesh.hccl import Hccl
 from device_mesh.mccl import Mccl
 from device_mesh.single import DONE, SingleCommunicator
@@ -84,7 +85,7 @@ class MindSporeCommunicator(PairedCollectives["_Collective"]):
         source = buffers.contiguous(x)
         self._check_reduction(source, op, "all_reduce")
         result = buffers.output(out, source.shape, source.dtype, "all_reduce")
-        added = buffers.wide(source)
+        added = wide(source)
         if added is not source:
             return buffers.narrow(self.all_reduce(added, op), result)
         if source.ctypes.data != result.ctypes.data:
@@ -115,7 +116,7 @@ class MindSporeCommunicator(PairedCollectives["_Collective"]):
         result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, call)
         if not source.size:
             return _Collective(DONE, result)
-        source = buffers.wide(source)
+        source = wide(source)
         received = result if source.dtype == result.dtype else np.empty(result.shape, source.dtype)
         counts = buffers.counts(rows, source)
         given = self._pieces_ascending(buffers.apart(source, received).reshape(-1), counts)

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from device_mesh import buffers
 from device_mesh.collectives import FollowedUp, PairedCollectives
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
+from device_mesh.half import is_bfloat16, wide
 from device_mesh.single import SingleCommunicator
 from device_mesh.waiting import Wait, choose, hold_core
 
@@ -69,7 +70,7 @@ class MpiCommunicator(PairedCollectives["_Collective"]):
         source = buffers.contiguous(x)
         buffers.check_reduction(source.dtype, op, "all_reduce")
         result = buffers.output(out, source.shape, source.dtype, "all_reduce")
-        added = buffers.wide(source)
+        added = wide(source)
         if added is not source:
             return buffers.narrow(self.all_reduce(added, op), result)
         in_place = source.ctypes.data == result.ctypes.data
@@ -95,7 +96,7 @@ class MpiCommunicator(PairedCollectives["_Collective"]):
         buffers.check_rows(source, call)
         rows = buffers.split_sizes(len(source), self.size, sizes, call, "sizes")
         result = buffers.output(out, (rows[self.rank], *source.shape[1:]), source.dtype, call)
-        source = buffers.wide(source)
+        source = wide(source)
         received = result if source.dtype == result.dtype else np.empty(result.shape, source.dtype)
         counts = () if sizes is None else (buffers.counts(rows, source),)
         arrays = _bytes_if_bool(buffers.apart(source, received)), _bytes_if_bool(received)
@@ -259,7 +260,7 @@ class _Receive:
 
 def _carried(x: Array) -> Array:
     # MPI knows no bfloat16, and needs to know nothing of what it moves.
-    return x.view(np.uint16) if buffers.is_bfloat16(x.dtype) else x
+    return x.view(np.uint16) if is_bfloat16(x.dtype) else x
 
 
 def _bytes_if_bool(x: Array) -> Array:

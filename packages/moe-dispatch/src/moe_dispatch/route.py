@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 from attrs import frozen
+from device_mesh.half import is_half, wide_type
 
 from moe_dispatch.exchange import Arriving, Exchange, Spread
 from moe_dispatch.layout import Array, Ints
@@ -23,8 +24,9 @@ class Route:
 
     Every method is a collective: all ranks of the group call the same ones in the same order, also with no tokens
     and with no rows. Methods that begin with `start` send what their namesakes send and return at once; their result is
-    called, once, for what comes, and what they were given must be left unchanged until then. Arrays are float32 or
-    float64, those of one call alike, and results have their dtype.
+    called, once, for what comes, and what they were given must be left unchanged until then. Rows are bfloat16 (of a
+    library that adds it to NumPy), float16, float32 or float64, those of one call alike, and results have their dtype.
+    Rows of 16 bits are added up in float32; weights and their gradients are float32 then, else of the rows' dtype.
     T tokens of this rank, K experts of each, H numbers in a row, R rows that this rank's experts get.
 
     Attributes:
@@ -126,11 +128,12 @@ class Route:
         return arrived
 
     def _check_weights(self, weights: Array, rows: Array) -> None:
-        if weights.shape != (self.num_tokens, self.top_k) or weights.dtype != rows.dtype:
+        needed = wide_type(rows.dtype)
+        if weights.shape != (self.num_tokens, self.top_k) or weights.dtype != needed:
             raise ValueError(
                 f"weights have shape {weights.shape} and dtype {weights.dtype}, but this route has {self.num_tokens} "
                 f"tokens with top_k {self.top_k}, and the rows are {rows.dtype}: they must have shape "
-                f"{(self.num_tokens, self.top_k)} and dtype {rows.dtype}"
+                f"{(self.num_tokens, self.top_k)} and dtype {needed}"
             )
 
     def _weights_of_slots(self, weights: Array) -> Array:
@@ -141,8 +144,11 @@ class Route:
 
 
 def _check(x: Array, name: str, rows: int) -> None:
-    if x.dtype not in (np.float32, np.float64):
-        raise TypeError(f"{name} have dtype {x.dtype}, but must be float32 or float64: pass {name}.astype('float32')")
+    if x.dtype not in (np.float32, np.float64) and not is_half(x.dtype):
+        raise TypeError(
+            f"{name} have dtype {x.dtype}, but must be bfloat16, float16, float32 or float64: pass "
+            f"{name}.astype('float32')"
+        )
     if x.ndim != 2 or len(x) != rows:
         raise ValueError(
             f"{name} have shape {x.shape}, but this route was made for {rows} of them on this rank: the shape must be "

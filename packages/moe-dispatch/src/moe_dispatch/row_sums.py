@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from attrs import frozen
+from device_mesh.half import wide, wide_type
 
 from moe_dispatch.layout import Array, Ints
 from moe_dispatch.plan import starts_of
@@ -32,15 +33,16 @@ class RowSums:
     def add(self, rows: Array, places: Ints, weights: Array | None = None) -> Array:
         """(sums, H): the sums of weight times row over the slots.
 
-        rows (S, H); places (S,): the row of each slot; weights (S,) by slot, of the dtype of rows, all 1 if left out.
+        rows (S, H); places (S,): the row of each slot; weights (S,) by slot, all 1 if left out, of the dtype in which
+        rows are added up.
         """
         if weights is None:
-            weights = np.ones(places.size, rows.dtype)
+            weights = np.ones(places.size, wide_type(rows.dtype))
         out = np.empty((self.size, rows.shape[1]), rows.dtype)
         for which, slots in self._parts:
             length = slots.shape[1]
             for block in blocks(len(which), length * rows.shape[1] * rows.itemsize):
-                taken = np.take(rows, places[slots[block]], axis=0)
+                taken = wide(np.take(rows, places[slots[block]], axis=0))
                 out[which[block]] = np.einsum("sk,skh->sh", weights[slots[block]], taken)
         return out
 
@@ -48,12 +50,15 @@ class RowSums:
 def scale_rows(rows: Array, weights: Array, others: Array) -> Array:
     """Multiply each row by its weight, in place, and return what its product with the other array's row was, (R,).
 
-    rows and others (R, H), weights (R,).
+    rows and others (R, H); weights and the products (R,) have the dtype in which rows are added up.
     """
-    products = np.empty(len(rows), rows.dtype)
+    products = np.empty(len(rows), wide_type(rows.dtype))
     for block in blocks(len(rows), rows.shape[1] * rows.itemsize):
-        np.einsum("rh,rh->r", rows[block], others[block], out=products[block])
-        rows[block] *= weights[block, None]
+        taken = wide(rows[block])
+        np.einsum("rh,rh->r", taken, wide(others[block]), out=products[block])
+        np.multiply(taken, weights[block, None], out=taken)
+        if taken.dtype != rows.dtype:
+            rows[block] = taken
     return products
 
 

@@ -46,6 +46,32 @@ def gradients_are_those_of_the_route(comm: Communicator, ranks_per_node: int | N
         np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
+def bfloat16_has_gradients(comm: Communicator) -> None:
+    """As the route's, in the types of rows and weights."""
+    import mindspore
+    from mindspore import Tensor, ops
+    from mindspore.common.np_dtype import bfloat16
+    from moe_dispatch import mindspore as functions
+
+    batch = random_batch(comm.rank, "random", NUM_EXPERTS, HIDDEN, "float32")
+    route = AllToAllDispatcher(comm, NUM_EXPERTS).route(batch.expert_ids)
+    tokens, d_out = batch.tokens.astype(bfloat16), batch.d_out.astype(bfloat16)
+
+    def layer(x: Tensor, weights: Tensor) -> Tensor:
+        return functions.combine(functions.dispatch(x, route), weights, route)
+
+    mindspore.set_context(pynative_synchronize=True)
+    inputs = Tensor(tokens), Tensor(batch.weights)
+    gradients = ops.GradOperation(get_all=True, sens_param=True)(layer)(*inputs, Tensor(d_out))
+    rows = route.dispatch(tokens)
+    d_rows, d_weights = route.combine_gradient(d_out, rows, batch.weights)
+    right = route.combine(rows, batch.weights), route.dispatch_gradient(d_rows), d_weights
+    for actual, expected in zip((layer(*inputs), *gradients), right, strict=True):
+        assert actual.asnumpy().dtype == expected.dtype
+        np.testing.assert_array_equal(actual.astype(mindspore.float32).asnumpy(), expected.astype(np.float32))
+
+
+CASES[2, "bfloat16"] = bfloat16_has_gradients
 for per_node in (None, 1, 2):
     for kind in ("random", "rank 1 idle", "some ranks empty"):
         way = "plain" if per_node is None else f"nodes of {per_node}"

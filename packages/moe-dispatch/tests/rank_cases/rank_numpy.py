@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 from dense_reference import KINDS, Array, Batch, d_matrices, expert_matrices, random_batch, reference, rows_of_experts
 from device_mesh import Communicator
@@ -82,6 +83,41 @@ def equals_the_plain_dispatcher(comm: Communicator, ranks_per_node: int, dtype: 
         (once.dispatch_gradient(rows), plain.dispatch_gradient(rows)),
     ):
         np.testing.assert_allclose(actual, right, rtol=rounding)
+
+
+def rows_of_16_bits_are_added_up_in_float32(comm: Communicator, ranks_per_node: int | None, dtype: str) -> None:
+    """Rows to the last bit; sums near to float64's of the same rows, and exactly where one has that many bits."""
+    num_experts, kind = EXPERTS_PER_RANK * comm.size, np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    dispatcher = (
+        AllToAllDispatcher(comm, num_experts)
+        if ranks_per_node is None
+        else DeredundantDispatcher(comm, num_experts, ranks_per_node)
+    )
+    batch = random_batch(comm.rank, "random", num_experts, HIDDEN, "float32")
+    tokens, d_out = batch.tokens.astype(kind), batch.d_out.astype(kind)
+    route = dispatcher.route(batch.expert_ids)
+    rows = route.dispatch(tokens)
+    out = route.combine(rows, batch.weights)
+    d_rows, d_weights = route.combine_gradient(d_out, rows, batch.weights)
+    d_tokens = route.dispatch_gradient(d_rows)
+    # The first number plus 1 is itself in this type. All experts are on one rank, which one node is.
+    eps = float(ml_dtypes.finfo(kind).eps)
+    most = 2 / eps
+    route = dispatcher.route(np.zeros((1, 5), np.int64))
+    ones = route.dispatch(np.ones((1, HIDDEN), kind))
+    total = route.combine(ones, np.array([[most, 1, 1, 1, 1]], np.float32))
+
+    assert {x.dtype for x in (rows, out, d_rows, d_tokens)} == {kind}
+    assert d_weights.dtype == np.float32
+    exact_tokens, exact_d_out, weights = (x.astype(np.float64) for x in (tokens, d_out, batch.weights))
+    # Rounded are scaled rows, sums on a node and sums: each by half of eps of the terms' size, or of the least number.
+    size = np.abs(weights).sum(1, keepdims=True)
+    for actual, exact in ((out, exact_tokens), (d_tokens, exact_d_out)):
+        error = np.abs(actual.astype(np.float64) - weights.sum(1, keepdims=True) * exact)
+        assert (error <= 1.51 * eps * size * np.abs(exact) + 2 * float(ml_dtypes.finfo(kind).smallest_subnormal)).all()
+    right = np.repeat((exact_tokens * exact_d_out).sum(1, keepdims=True), weights.shape[1], axis=1)
+    np.testing.assert_allclose(d_weights, right, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(total.astype(np.float64), np.full((1, HIDDEN), most + 4))
 
 
 def two_batches_are_under_way(comm: Communicator, ranks_per_node: int | None) -> None:
@@ -179,6 +215,10 @@ for world, nodes in NODES.items():
                 CASES[world, f"{way}, {kind}, {dtype}"] = partial(
                     matches_the_dense_layer, ranks_per_node=per_node, kind=kind, dtype=dtype
                 )
+        for dtype in ("bfloat16", "float16"):
+            CASES[world, f"{way}, {dtype}"] = partial(
+                rows_of_16_bits_are_added_up_in_float32, ranks_per_node=per_node, dtype=dtype
+            )
         CASES[world, f"{way}, under way"] = partial(two_batches_are_under_way, ranks_per_node=per_node)
         if per_node is not None:
             for dtype in ("float64", "float32"):
