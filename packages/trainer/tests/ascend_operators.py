@@ -15,7 +15,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, mint, ops
+from mindspore import Tensor, ops
 from mindspore.ops.auto_generate.gen_ops_prim import Gmm
 
 HALVES = (ms.bfloat16, ms.float16)
@@ -30,6 +30,32 @@ SIGNATURES = {
     "rotary_position_embedding": inspect.signature(ops.rotary_position_embedding),
     "swiglu": inspect.signature(ops.swiglu),
 }
+
+
+_NOT_ON_CPUS = {"exp", "gather", "masked_fill", "matmul", "sigmoid", "softmax"}
+
+
+class WithBfloat16:
+    """A module of MindSpore's operators. Those that a CPU lacks in bfloat16 compute in float32 and round their result,
+    as an NPU does."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        operator = getattr(self._module, name)
+        return functools.partial(self._rounded, operator) if name in _NOT_ON_CPUS else operator
+
+    @staticmethod
+    def _rounded(operator: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        narrow = [isinstance(value, Tensor) and value.dtype == ms.bfloat16 for value in arguments]
+        if not any(narrow):
+            return operator(*arguments)
+        given = (value.astype(ms.float32) if each else value for value, each in zip(arguments, narrow, strict=True))
+        return operator(*given).astype(ms.bfloat16)
+
+
+mint = WithBfloat16(ms.mint)
 
 
 class AscendOperators:
@@ -51,6 +77,10 @@ class AscendOperators:
 
         if self._exact:
             monkeypatch.setattr(sys.modules[attention.__module__], "half", lambda x: x)
+        for name in [name for name in sys.modules if name.startswith("parallel_trainer.kernels.ascend.")]:
+            for module in (ms.mint, ms.ops):
+                if getattr(sys.modules[name], found := module.__name__.rpartition(".")[2], None) is module:
+                    monkeypatch.setattr(sys.modules[name], found, WithBfloat16(module))
         for name in SIGNATURES:
             monkeypatch.setattr(operators, name, functools.partial(self._call, name, globals()[f"_{name}"]))
 
@@ -120,7 +150,7 @@ def _rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -
     else:
         assert mode == 1
         pairs = x.reshape(*x.shape[:-1], size // 2, 2)
-        rotated = mint.cat((-pairs[..., 1:], pairs[..., :1]), -1).reshape(x.shape)
+        rotated = mint.cat((-mint.narrow(pairs, -1, 1, 1), mint.narrow(pairs, -1, 0, 1)), -1).reshape(x.shape)
     return x * cos + rotated * sin
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from parallel_config import ConfigError, ConfigWarning, ParallelPlan, loads
+from parallel_config import ConfigError, ConfigWarning, loads
 from parallel_trainer.errors import UserError
 from parallel_trainer.precision import MixedPrecision, ascend_precision, compute_dtype
 from parallel_trainer.support import fields_without_effect, refusals
@@ -138,13 +138,13 @@ def test_type_that_does_not_exist() -> None:
 )
 def test_types_on_ascend(params: str, compute: str, noted: bool) -> None:
     config = loads(MODEL + f"  params_dtype: {params}\n  compute_dtype: {compute}\n")
-    precision, note = ascend_precision(config, ParallelPlan.from_degrees(1))
+    precision, note = ascend_precision(config)
     assert precision == MixedPrecision(param_dtype=compute, reduce_dtype="float32")
     assert (note is not None) is noted
 
 
 def test_types_on_ascend_that_are_left_out_are_the_references() -> None:
-    assert ascend_precision(loads(MODEL), ParallelPlan.from_degrees(1)) == (MixedPrecision("bfloat16", "float32"), None)
+    assert ascend_precision(loads(MODEL)) == (MixedPrecision("bfloat16", "float32"), None)
 
 
 @pytest.mark.parametrize(
@@ -157,25 +157,4 @@ def test_types_on_ascend_that_are_left_out_are_the_references() -> None:
 def test_types_that_ascend_does_not_run(params: str, compute: str, message: str) -> None:
     config = loads(MODEL + f"  params_dtype: {params}\n  compute_dtype: {compute}\n")
     with pytest.raises(UserError, match=message):
-        ascend_precision(config, ParallelPlan.from_degrees(1))
-
-
-@pytest.mark.parametrize(
-    ("degrees", "experts", "named"),
-    [
-        ({"tensor_parallel": 2}, False, "tensor_parallel 2"),
-        ({"context_parallel": 12}, False, "context_parallel 12"),
-        ({"tensor_parallel": 2, "context_parallel": 2}, True, "tensor_parallel 2, context_parallel 2, experts"),
-    ],
-)
-def test_bfloat16_on_ascend_that_would_travel_through_numpy(degrees: dict[str, int], experts: bool, named: str) -> None:
-    plan = ParallelPlan.from_degrees(24, **degrees)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=rf"compute_dtype bfloat16 with {named}: .*Use compute_dtype float32"):
-        ascend_precision(loads(MODEL), plan, experts=experts)
-    in_float32 = loads(MODEL + "  compute_dtype: float32\n")
-    assert ascend_precision(in_float32, plan, experts=experts) == (MixedPrecision("float32", "float32"), None)
-
-
-def test_bfloat16_on_ascend_of_sharded_weights_and_stages() -> None:
-    plan = ParallelPlan.from_degrees(8, data_parallel_shard=2, pipeline_parallel=2, num_hidden_layers=4)
-    assert ascend_precision(loads(MODEL), plan) == (MixedPrecision("bfloat16", "float32"), None)
+        ascend_precision(config)

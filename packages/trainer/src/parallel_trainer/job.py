@@ -145,7 +145,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None, d
 
     model = attempt(lambda: model_config(config.model))
     watched = attempt(lambda: watched_layers(config.monitor.moe_monitor, model.expert_layers) if model else ())
-    computing = attempt(lambda: _precision(config, parallel_plan, model, dtype, device)) if model else None
+    computing = attempt(lambda: _precision(config, dtype, device))
     schedule = attempt(lambda: _schedule(config))
     dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
     held_out = None
@@ -161,11 +161,9 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None, d
     return Job(config, parallel_plan, model, device, chosen, schedule, dataset, watched or (), tuple(notes), held_out)
 
 
-def _precision(
-    config: TrainConfig, parallel_plan: ParallelPlan, model: ModelConfig, dtype: str | None, device: Device
-) -> tuple[MixedPrecision, str | None]:
+def _precision(config: TrainConfig, dtype: str | None, device: Device) -> tuple[MixedPrecision, str | None]:
     if device == "ascend":
-        return ascend_precision(config, parallel_plan, experts=bool(model.expert_layers))
+        return ascend_precision(config)
     found, note = (np.dtype(dtype), None) if dtype else compute_dtype(config)
     return MixedPrecision(found.name, found.name), note
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from attrs import frozen
-from parallel_config import ParallelPlan, TrainConfig
+from parallel_config import TrainConfig
 
 from parallel_trainer.errors import UserError
 
@@ -32,7 +32,8 @@ def compute_dtype(config: TrainConfig) -> tuple[np.dtype, str | None]:
 class MixedPrecision:
     """Which type each number of a run has.
 
-    param_dtype:  of what units see: gathered weights, activations, and the gradients that a backward gives.
+    param_dtype:  of what units see: gathered weights but those of routers, activations, and the gradients that a
+        backward gives.
     reduce_dtype: of what is kept and added up: flat shards (the master weights), gradients from the moment they leave a
         unit (sums over micro-batches, reduce-scatter, all-reduce, norm), and the optimizer's moments.
     """
@@ -41,15 +42,11 @@ class MixedPrecision:
     reduce_dtype: str
 
 
-def ascend_precision(
-    config: TrainConfig, plan: ParallelPlan, *, experts: bool = False
-) -> tuple[MixedPrecision, str | None]:
+def ascend_precision(config: TrainConfig) -> tuple[MixedPrecision, str | None]:
     """The types of a run on Ascend, and a note where they are not those that the file asks for.
 
     What `model.compute_dtype` says is computed in; masters are float32, as the reference's optimizer keeps them, also
-    for `params_dtype: bfloat16`.
-    Raises UserError for types that a run on Ascend does not have, and for bfloat16 with activations that travel between
-    ranks other than a pipeline's, or with experts: these go through NumPy, which has no bfloat16 to add up.
+    for `params_dtype: bfloat16`. Raises UserError for types that a run on Ascend does not have.
     """
     params, compute = str(config.model.params_dtype), str(config.model.compute_dtype)
     problems = []
@@ -60,14 +57,6 @@ def ascend_precision(
         )
     if params not in ("bfloat16", "float32"):
         problems.append(f"model.params_dtype {params}: on Ascend it has to be float32 or bfloat16. Use float32.")
-    degrees = {"tensor_parallel": plan.tp, "context_parallel": plan.cp}
-    travelling = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1] + ["experts"] * experts
-    if compute == "bfloat16" and travelling:
-        problems.append(
-            f"model.compute_dtype bfloat16 with {', '.join(travelling)}: activations that these send through NumPy "
-            "have to be float32 in this version. Use compute_dtype float32, or data, sharded and pipeline parallelism "
-            "alone."
-        )
     if problems:
         raise UserError("These types cannot run on Ascend:", problems)
     note = None if params == "float32" else f"model.params_dtype {params}: master weights are float32 on Ascend."

@@ -38,9 +38,11 @@ class Declare:
         """What a norm multiplies by."""
         return Weight(f"{self.prefix}{name}.weight", (size,), init=Constant(1))
 
-    def whole(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> Iterator[Weight]:
+    def whole(
+        self, name: str, outputs: int, inputs: int, *, bias: bool = False, narrow: bool = True
+    ) -> Iterator[Weight]:
         """A matrix that every tensor-parallel rank holds, (outputs, inputs)."""
-        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std))
+        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std), narrow=narrow)
         if bias:
             yield Weight(f"{self.prefix}{name}.bias", (outputs,), init=Constant(0))
 
@@ -184,12 +186,18 @@ class Experts:
             FeedForward.declare(declare, hidden, routing.shared, "mlp.shared_experts") if routing.shared else None
         )
         self.bias = (
-            Weight(f"{layer}.mlp.gate.e_score_correction_bias", (routing.experts,), init=Constant(0), trainable=False)
+            Weight(
+                f"{layer}.mlp.gate.e_score_correction_bias",
+                (routing.experts,),
+                init=Constant(0),
+                trainable=False,
+                narrow=False,
+            )
             if routing.bias
             else None
         )
         self.weights: tuple[Weight, ...] = (
-            *declare.whole("mlp.gate", routing.experts, hidden),
+            *declare.whole("mlp.gate", routing.experts, hidden, narrow=False),
             *((self.bias,) if self.bias else ()),
             declare.experts("mlp.experts.gate_up_proj", routing.experts, 2 * routing.inner, hidden),
             declare.experts("mlp.experts.down_proj", routing.experts, hidden, routing.inner),

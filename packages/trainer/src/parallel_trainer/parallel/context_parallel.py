@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from attrs import evolve, frozen
 from device_mesh import Communicator, autograd
+from device_mesh.half import wide
 from mask_compression import CompressedMask, SequenceShard
 from mindspore import Tensor
 from mindspore.common import _Function
@@ -164,7 +165,7 @@ class _RepeatHeads(_Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, None]:
         rows, tokens, heads, size = d_out.shape
         of_copies = d_out.asnumpy().reshape(rows, tokens, heads // ctx.copies, ctx.copies, size)
-        return Tensor.from_numpy(of_copies.sum(axis=3)), None
+        return Tensor.from_numpy(wide(of_copies).sum(axis=3).astype(of_copies.dtype, copy=False)), None
 
 
 def repeat_heads(x: Tensor, copies: int) -> Tensor:

@@ -18,7 +18,7 @@ from attrs import frozen
 from device_mesh import Communicator, Request
 from mindspore import Tensor, mint
 
-from parallel_trainer.parallel.half import MINDSPORE_DTYPES, carried
+from parallel_trainer.parallel.half import MINDSPORE_DTYPES
 from parallel_trainer.parallel.layout import Holding, WeightPart, holding, weight_part
 from parallel_trainer.parallel.weights import Weight
 
@@ -96,8 +96,7 @@ class ShardedWeight:
             self.tensor.untyped_storage().resize_(self.nbytes)
             own = self.values.astype(self.dtype, copy=False)
             whole = self.tensor.asnumpy() if self.on_host else np.empty(self.part.shape, self.dtype)
-            out = carried(whole.reshape(-1))
-            request = self.group.iall_gather(carried(own), sizes=self.sizes, out=out)
+            request = self.group.iall_gather(own, sizes=self.sizes, out=whole.reshape(-1))
             self._arriving = _Arriving(own, whole, request)
 
     def wait(self) -> None:
@@ -145,7 +144,7 @@ class ShardedWeights:
     communicators:  this rank's groups by mesh axis; `fsdp`, `dp_replicate` and `tp` are used, and for expert weights
         `efsdp` and `ep`.
     dtype:          float32 or float64, of values and gradients.
-    param_dtype:    of the tensors that units are given; `dtype` if left out.
+    param_dtype:    of the tensors that units are given of `narrow` weights; `dtype` if left out.
     on_host:        whether tensors are in host memory, where gathers can write; else each is copied to its device.
     seed:           of the initial values, which do not depend on how the weights are spread.
     sharers:        by name of a weight that other stages of a pipeline use as well: the ranks that hold the same shard.
@@ -178,7 +177,8 @@ class ShardedWeights:
         for of_rank in sorted(held, key=lambda held: (not held.part.weight.trainable, *self._area(held.part))):
             weight, area = of_rank.part.weight, self._area(of_rank.part)
             group = communicators[weight.shard_axis]
-            sharded = ShardedWeight(of_rank, group, size, self.param_dtype, on_host=on_host)
+            given = self.param_dtype if weight.narrow else np.dtype(dtype)
+            sharded = ShardedWeight(of_rank, group, size, given, on_host=on_host)
             self._by_name[weight.name] = sharded
             size = sharded.slice.stop
             if weight.trainable:

@@ -1,4 +1,4 @@
-"""bfloat16 in arrays: MindSpore has a NumPy type for it, and communicators carry only those of NumPy itself."""
+"""Floating-point types of tensors and of arrays. MindSpore adds bfloat16 to those of NumPy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,3 @@ MINDSPORE_DTYPES = {
 
 DTYPES = {str(dtype).lower(): array_dtype for array_dtype, dtype in MINDSPORE_DTYPES.items()}
 """Types of arrays by their names in a configuration."""
-
-
-def carried(array: np.ndarray) -> np.ndarray:
-    """The same memory in a type that communicators carry: for collectives that move numbers and add none."""
-    return array.view(np.uint16) if array.dtype == BFLOAT16 else array

@@ -32,7 +32,6 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.models.layers import Model
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.chunk import Chunk, Products, Tape
-from parallel_trainer.parallel.half import carried
 from parallel_trainer.parallel.layout import ModelLayout
 
 WATCHDOG_SECONDS = 300.0
@@ -236,19 +235,19 @@ class _Run:
             self._chunks[stage].reduce_gradients()
 
     def send(self, message: Message, value: Tensor) -> None:
-        self._group.send(carried(value.asnumpy()), message.receiver)
+        self._group.send(value.asnumpy(), message.receiver)
 
     def recv(self, message: Message) -> Tensor:
         array = self._empty(message)
-        self._group.recv(carried(array), message.sender)
+        self._group.recv(array, message.sender)
         return Tensor.from_numpy(array)
 
     def isend(self, message: Message, value: Tensor) -> Request:
-        return self._group.isend(carried(value.asnumpy()), message.receiver)
+        return self._group.isend(value.asnumpy(), message.receiver)
 
     def irecv(self, message: Message) -> _Arriving:
         array = self._empty(message)
-        return _Arriving(array, self._group.irecv(carried(array), message.sender))
+        return _Arriving(array, self._group.irecv(array, message.sender))
 
     def _empty(self, message: Message) -> np.ndarray:
         tokens = self._micro_batches[message.microbatch].input_ids.size // self._token_ranks

@@ -2,7 +2,8 @@
 
 Partial results over different blocks merge by the logarithm of their sums of exponentials. In the backward pass the
 blocks travel once more, and the gradient of each goes with it and comes home complete. However many ranks there are, a
-rank holds two blocks that travel beside its own, and in the backward pass two of gradients as well.
+rank holds two blocks that travel beside its own, and in the backward pass two of gradients as well. Blocks of 16 bits
+travel as they are; the arithmetic, partial results and gradients are float32 then.
 Liu, Zaharia and Abbeel, "Ring Attention", arXiv:2310.01889.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 from attrs import frozen
 from device_mesh import Communicator
 from device_mesh.communicator import Array, Request
+from device_mesh.half import wide
 from mask_compression import CompressedMask
 from mask_compression.attention import attention, merge
 from mask_compression.attention_backward import attention_backward
@@ -55,32 +57,33 @@ class _Ring(_Function):
         group: Communicator,
         blocks: Sequence[Ranges],
     ) -> Tensor:
-        queries, own = q.asnumpy(), blocks[group.rank]
+        queries, own = wide(q.asnumpy()), blocks[group.rank]
         merged: tuple[Array, Array] | None = None
         for source, (keys, values) in travelling(group, (k.asnumpy(), v.asnumpy())):
             # Of a block that no query here sees the kernel visits no tile, and merging it changes nothing.
-            part = attention(queries, keys, values, mask, scale=scale, query_ranges=own, key_ranges=blocks[source])
+            held = {"query_ranges": own, "key_ranges": blocks[source]}
+            part = attention(queries, wide(keys), wide(values), mask, scale=scale, **held)
             merged = part if merged is None else merge(*merged, *part)
         assert merged is not None, "a rank's own block comes first"
         out, ctx.log_sums = merged
         ctx.save_for_backward(q, k, v)
         ctx.out, ctx.scale, ctx.mask, ctx.group, ctx.blocks = out, scale, mask, group, blocks
-        return Tensor.from_numpy(out)
+        return Tensor.from_numpy(out.astype(q.asnumpy().dtype, copy=False))
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = (tensor.asnumpy() for tensor in ctx.saved_tensors)
         group, own = ctx.group, ctx.blocks[ctx.group.rank]
-        gradients = d_out.asnumpy()
-        dq = np.zeros_like(q)
+        gradients, queries = wide(d_out.asnumpy()), wide(q)
+        dq = np.zeros_like(queries)
         home = Homecoming(group)
         for source, (keys, values) in travelling(group, (k, v)):
             home.expect()
             dq_part, *part = attention_backward(
                 gradients,
-                q,
-                keys,
-                values,
+                queries,
+                wide(keys),
+                wide(values),
                 ctx.out,
                 ctx.log_sums,
                 ctx.mask,
@@ -90,8 +93,8 @@ class _Ring(_Function):
             )
             dq += dq_part
             home.pass_on(part)
-        dk, dv = home.arrived()
-        return Tensor.from_numpy(dq), Tensor.from_numpy(dk), Tensor.from_numpy(dv), None, None, None, None
+        rounded = (gradient.astype(q.dtype, copy=False) for gradient in (dq, *home.arrived()))
+        return *map(Tensor.from_numpy, rounded), None, None, None, None
 
 
 def travelling(group: Communicator, own: Block) -> Iterator[tuple[int, Block]]:

@@ -40,6 +40,7 @@ class Weight:
     tp_fused:  sizes of the weights that lie one after the other along `tp_dim` and are split one by one; () for one.
     ep_dim:    dimension that expert parallelism splits, the experts, or None. Such a weight has no tp_dim.
     trainable: False for a frozen weight: it is sharded and gathered, and has no gradient or optimizer state.
+    narrow:    whether units may be given it in a narrower type than its shard has: not what experts are chosen by.
 
     Raises ValueError for a weight with both, and for pieces that do not make up the dimension in whole blocks.
     """
@@ -52,6 +53,7 @@ class Weight:
     tp_fused: tuple[int, ...] = field(default=(), kw_only=True)
     ep_dim: int | None = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
+    narrow: bool = field(default=True, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.ep_dim is not None and self.tp_dim is not None:

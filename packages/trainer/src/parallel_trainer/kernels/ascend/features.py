@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from mindspore import Tensor, mint
 
+from parallel_trainer.kernels.ascend.tensors import wide
 from parallel_trainer.kernels.checks import check_sizes
 
 
@@ -19,6 +20,10 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def concat(*parts: Tensor) -> Tensor:
-    """See `Kernels.concat`."""
+    """See `Kernels.concat`. The gradients of copies are added up in float32."""
     dims = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
-    return mint.cat([mint.broadcast_to(part, (*dims, part.shape[-1])) for part in parts], -1)
+    return mint.cat([_copied(part, dims) for part in parts], -1)
+
+
+def _copied(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return x if x.shape[:-1] == dims else mint.broadcast_to(wide(x), (*dims, x.shape[-1])).astype(x.dtype)

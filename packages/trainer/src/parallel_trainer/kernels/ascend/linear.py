@@ -39,14 +39,13 @@ class _Linear(_Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """See `Kernels.linear`."""
-    return _Linear.apply(x, weight, bias)
+    """See `Kernels.linear`. A weight that is float32 where activations are narrower, a router's, gives float32."""
+    return _Linear.apply(x if x.dtype == weight.dtype else x.astype(weight.dtype), weight, bias)
 
 
 def linear_reduce_scatter(x: Tensor, weight: Tensor, group: Communicator) -> Tensor:
     """See `Kernels.linear_reduce_scatter`. The ranks' products are added up in float32."""
-    y = linear(x, weight)
-    return autograd.reduce_scatter(wide(y), group).astype(y.dtype)
+    return autograd.reduce_scatter(linear(x, weight), group)
 
 
 def gradient(weight: Tensor, product: Callable[[], Tensor]) -> Tensor | None:
