@@ -15,6 +15,7 @@ from weakref import WeakSet
 import numpy as np
 import psutil
 from attrs import evolve
+from bfloat16_checks import bfloat16_plans
 from cases import CASES, Case, Model, corpora
 from checkpoint_checks import relay, same_plan
 from context_checks import attention_everywhere, empty_blocks, ring_memory
@@ -472,4 +473,5 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     relay: (2, 4, 8),
     same_plan: (1, 2, 4),
     evaluations: (1, 2, 4),
+    bfloat16_plans: (2, 4),
 }
