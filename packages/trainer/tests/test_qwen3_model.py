@@ -282,7 +282,7 @@ def _gradient_above(model, weights, micro_batch, y):
 
 def test_rotary_angles_are_shared_by_equal_positions_and_go_with_the_last_that_uses_them():
     model, weights = model_and_weights(TIED)
-    tables = model.units[1].part._attention._rotary_tables
+    tables = model.units[1].part.attention._rotary_tables
     first, again = batch(), batch()
     assert again.position_ids is not first.position_ids
     other = evolve(first, position_ids=first.position_ids + 1)

@@ -16,7 +16,6 @@ from parallel_trainer.errors import UserError
 from parallel_trainer.evaluation import EvaluationResult, evaluate
 from parallel_trainer.job import Device, Job
 from parallel_trainer.kernels import kernels
-from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
@@ -65,7 +64,7 @@ class Trainer:
         self.groups = AxisCommunicators(self.mesh, communicator, traffic)
         cp_group = self.groups["cp"]
         average = not config.parallelism.disable_gradient_division
-        self.expert_parallel = self._expert_parallel(kernel_set, averaging_divisor(self.groups) if average else 1)
+        self.expert_parallel = self._expert_parallel(averaging_divisor(self.groups) if average else 1)
         model = build_model(
             config.model,
             kernel_set,
@@ -180,7 +179,7 @@ class Trainer:
             batches = map(look_ahead, batches)
         return (cut(batch, self.shard) for batch in batches)
 
-    def _expert_parallel(self, kernels: Kernels, divisor: int) -> ExpertParallel:
+    def _expert_parallel(self, divisor: int) -> ExpertParallel:
         """The experts' ranks, and how tokens travel between them. Collective over the world."""
         job, sizes, routing = self.job, self.job.config.parallelism, self.job.model.routing
         dispatcher: Dispatcher | None = None
@@ -189,7 +188,6 @@ class Trainer:
         elif routing:
             dispatcher = AllToAllDispatcher(self.groups["ep"], routing.experts)
         return ExpertParallel(
-            kernels,
             dispatcher,
             RoutingRecord(job.model.expert_layers, routing.experts if routing else 0),
             cp=self.groups["cp"],

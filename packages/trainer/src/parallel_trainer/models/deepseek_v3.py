@@ -53,7 +53,7 @@ class DeepseekV3(Model):
         ep: ExpertParallel | None = None,
     ) -> None:
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
-        ep = ep or ExpertParallel.none(kernels, config.expert_layers, config.routing.experts)
+        ep = ep or ExpertParallel.none(config.expert_layers, config.routing.experts)
         embedding, head = tables(config)
         rotary_tables = RotaryTables(config, kernels, config.qk_rope_head_dim)
         biases: dict[str, Weight] = {}
@@ -91,11 +91,13 @@ class LatentAttention:
     gathered: they are smaller than hidden states.
     """
 
+    name = "self_attn"
+
     def __init__(
         self, declare: Declare, config: DeepseekV3Config, attention: Attention, rotary_tables: RotaryTables
     ) -> None:
         self._config = config
-        self._attention = attention
+        self.attention = attention
         self._rotary_tables = rotary_tables
         hidden, heads, bias = config.hidden_size, config.num_attention_heads, config.attention_bias
         self._qk_size = qk_size = config.qk_nope_head_dim + config.qk_rope_head_dim
@@ -122,15 +124,15 @@ class LatentAttention:
         rows = batch.input_ids.shape
         table, interleaved = self._rotary_tables[batch], config.rope_interleave
         q_BSND = used.linear(q_NC, queries).reshape(*rows, -1, self._qk_size)
-        q = self._attention.bring(kernels.rotary(q_BSND, table, interleaved=interleaved))
+        q = self.attention.bring(kernels.rotary(q_BSND, table, interleaved=interleaved))
         kv_BSND = used.linear(kv_NC, "self_attn.kv_b_proj").reshape(
             *rows, -1, config.qk_nope_head_dim + config.v_head_dim
         )
         k_BSND, v_BSND = kernels.split(kv_BSND, (config.qk_nope_head_dim, config.v_head_dim))
-        v = self._attention.bring(v_BSND)
+        v = self.attention.bring(v_BSND)
         k_BS1R = kernels.rotary(k_NR.reshape(*rows, 1, -1), table, interleaved=interleaved)
-        k = self._attention.bring(kernels.concat(k_BSND, k_BS1R))
-        out_BSND = self._attention(q(), k(), v(), scale=config.softmax_scale, mask=batch.mask)
+        k = self.attention.bring(kernels.concat(k_BSND, k_BS1R))
+        out_BSND = self.attention(q(), k(), v(), scale=config.softmax_scale, mask=batch.mask)
         return used.row_linear(out_BSND.reshape(q_NC.shape[0], -1), "self_attn.o_proj")
 
     def costs(self, rank: OnRank) -> Costs:

@@ -8,6 +8,7 @@ those of all tensor-parallel ranks; H hidden size, V vocabulary, E experts, K ex
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -22,6 +23,7 @@ from parallel_trainer.models.rope import frequencies
 from parallel_trainer.models.router import Routing
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.models.unit import Unit
+from parallel_trainer.parallel.context_parallel import Attention
 from parallel_trainer.parallel.expert_parallel import ExpertParallel, Halves
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
@@ -63,9 +65,38 @@ class Declare:
         return Weight(f"{self.prefix}{name}", (experts, outputs, inputs), init=Normal(self.std), ep_dim=0)
 
 
-@frozen(eq=False)
-class Used:
+class Used(Protocol):
     """The weights of a unit while it runs, by their names after the layer's prefix, and what is done with them."""
+
+    @property
+    def tp(self) -> TensorParallel:
+        """What happens at the borders of regions whose weights are split."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A weight that no kernel of the others takes."""
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """The product with a matrix that is whole or whose outputs are split."""
+
+    def row_linear(self, x: Tensor, name: str) -> Tensor:
+        """The product with a matrix whose inputs are split; returns the rank's tokens."""
+
+    def norm(self, x: Tensor, name: str, *, eps: float | None = None) -> Tensor:
+        """Root-mean-square normalisation."""
+
+    def grouped_mlp(self, rows: Tensor, counts: np.ndarray, name: str) -> Tensor:
+        """What experts make of the rows that lie in their order."""
+
+    def run(self, part: Part, x_TH: Tensor, batch: MicroBatch) -> Tensor:
+        """What an inner part makes of the rank's tokens."""
+
+    def halves(self, part: FeedForward) -> Halves:
+        """An inner feed-forward part in two steps, between which something else may be done."""
+
+
+@frozen(eq=False)
+class UsedTensors:
+    """`Used` weights that are tensors, which whoever runs the unit provides."""
 
     tensors: Mapping[str, Tensor]
     tp: TensorParallel
@@ -75,20 +106,37 @@ class Used:
         return self.tensors[name]
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """The product with a matrix that is whole or whose outputs are split."""
+        """See `Used.linear`."""
         return self.tp.kernels.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def row_linear(self, x: Tensor, name: str) -> Tensor:
-        """The product with a matrix whose inputs are split; returns the rank's tokens."""
+        """See `Used.row_linear`."""
         return self.tp.row_linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def norm(self, x: Tensor, name: str, *, eps: float | None = None) -> Tensor:
-        """Root-mean-square normalisation."""
+        """See `Used.norm`."""
         return self.tp.kernels.rms_norm(x, self.tensors[f"{name}.weight"], self.eps if eps is None else eps)
+
+    def grouped_mlp(self, rows: Tensor, counts: np.ndarray, name: str) -> Tensor:
+        """See `Used.grouped_mlp`."""
+        gate_up, down = self.tensors[f"{name}.gate_up_proj"], self.tensors[f"{name}.down_proj"]
+        return self.tp.kernels.grouped_mlp(rows, counts, gate_up, down)
+
+    def run(self, part: Part, x_TH: Tensor, batch: MicroBatch) -> Tensor:
+        """See `Used.run`."""
+        return part(x_TH, batch, self)
+
+    def halves(self, part: FeedForward) -> Halves:
+        """See `Used.halves`."""
+        return part.halves(self)
 
 
 class Part(Protocol):
     """A part of a layer."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in a layer; its weights' names begin with that."""
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -99,6 +147,13 @@ class Part(Protocol):
 
     def costs(self, rank: OnRank) -> Costs:
         """What the rank keeps and receives for that, from the result of the norm before it on."""
+
+
+class AttentionPart(Part, Protocol):
+    """A part that attends."""
+
+    attention: Attention
+    """What it calls with queries, keys and values."""
 
 
 class RotaryTables:
@@ -173,16 +228,19 @@ class FeedForward:
 class Experts:
     """Feed-forward parts of which each token uses a few, and one that all tokens use if there is one.
 
-    layer: the layer's name, "model.layers.3", for whoever counts loads.
-    bias:  along which experts are chosen besides their scores; the training step changes it.
+    layer:  the layer's name, "model.layers.3", for whoever counts loads.
+    shared: what all tokens use; None for nothing.
+    bias:   along which experts are chosen besides their scores; the training step changes it.
     """
+
+    name = "mlp"
 
     def __init__(self, layer: str, declare: Declare, hidden: int, routing: Routing, ep: ExpertParallel) -> None:
         self.layer = layer
         self._hidden = hidden
         self._routing = routing
         self._ep = ep
-        self._shared = (
+        self.shared = (
             FeedForward.declare(declare, hidden, routing.shared, "mlp.shared_experts") if routing.shared else None
         )
         self.bias = (
@@ -201,7 +259,7 @@ class Experts:
             *((self.bias,) if self.bias else ()),
             declare.experts("mlp.experts.gate_up_proj", routing.experts, 2 * routing.inner, hidden),
             declare.experts("mlp.experts.down_proj", routing.experts, hidden, routing.inner),
-            *(self._shared.weights if self._shared else ()),
+            *(self.shared.weights if self.shared else ()),
         )
 
     def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
@@ -211,9 +269,8 @@ class Experts:
             x_TH,
             ids_TK,
             weights_TK,
-            used["mlp.experts.gate_up_proj"],
-            used["mlp.experts.down_proj"],
-            beside=self._shared.halves(used) if self._shared else None,
+            partial(used.grouped_mlp, name="mlp.experts"),
+            beside=used.halves(self.shared) if self.shared else None,
         )
 
     def _route(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> tuple[np.ndarray, Tensor]:
@@ -245,8 +302,8 @@ class Experts:
         )
         if routing.balance:
             found += rank.balance(routing)
-        if self._shared:
-            found += self._shared.costs(rank)
+        if self.shared:
+            found += self.shared.costs(rank)
             if rank.plan.tp == 1:  # nothing is gathered: router and shared expert keep the same array
                 found += Costs(kept=-rank.tokens * self._hidden, left=-rank.tokens * self._hidden)
         return found
@@ -262,9 +319,11 @@ def feed_forward(name: str, declare: Declare, config: ModelConfig, ep: ExpertPar
 class DecoderLayer:
     """Attention and a feed-forward part, each normed before and added to what came in."""
 
-    def __init__(self, declare: Declare, hidden: int, attention: Part, feed_forward: Part) -> None:
+    def __init__(
+        self, declare: Declare, hidden: int, attention: AttentionPart, feed_forward: FeedForward | Experts
+    ) -> None:
         self._hidden = hidden
-        self._attention = attention
+        self.attention = attention
         self.feed_forward = feed_forward
         self.weights: tuple[Weight, ...] = (
             declare.norm("input_layernorm", hidden),
@@ -274,19 +333,19 @@ class DecoderLayer:
         )
 
     def __call__(self, x_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
-        x_TH = x_TH + self._attention(used.norm(x_TH, "input_layernorm"), batch, used)
-        return x_TH + self.feed_forward(used.norm(x_TH, "post_attention_layernorm"), batch, used)
+        x_TH = x_TH + used.run(self.attention, used.norm(x_TH, "input_layernorm"), batch)
+        return x_TH + used.run(self.feed_forward, used.norm(x_TH, "post_attention_layernorm"), batch)
 
     def costs(self, rank: OnRank) -> Costs:
         """Those of its parts, and of both norms what comes in and a root mean square for each token."""
         norms = Costs(kept=2 * (self._hidden + 1) * rank.own_tokens)
-        return norms + self._attention.costs(rank) + self.feed_forward.costs(rank)
+        return norms + self.attention.costs(rank) + self.feed_forward.costs(rank)
 
 
 class LayerUnit(Unit):
-    """A unit around a part: hidden states (T, H) in and out."""
+    """A unit around a layer: hidden states (T, H) in and out."""
 
-    def __init__(self, part: Part, prefix: str, tp: TensorParallel, eps: float) -> None:
+    def __init__(self, part: DecoderLayer, prefix: str, tp: TensorParallel, eps: float) -> None:
         super().__init__(part.weights)
         self.part = part
         self._names = tuple(weight.name.removeprefix(prefix) for weight in part.weights)
@@ -294,7 +353,7 @@ class LayerUnit(Unit):
         self._eps = eps
 
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
-        return self.part(x, batch, Used(dict(zip(self._names, weights, strict=True)), self._tp, self._eps))
+        return self.part(x, batch, UsedTensors(dict(zip(self._names, weights, strict=True)), self._tp, self._eps))
 
     def costs(self, rank: OnRank) -> Costs:
         return self.part.costs(rank)

@@ -13,7 +13,7 @@ from mindspore import Tensor
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.costs import Costs, OnRank
-from parallel_trainer.models.layers import Declare, DecoderLayer, Used, final_norm, predict
+from parallel_trainer.models.layers import Declare, DecoderLayer, Used, UsedTensors, final_norm, predict
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
@@ -42,28 +42,32 @@ class MultiTokenPrediction(Unit):
             )
         )
         self._names = tuple(weight.name.removeprefix(declare.prefix) for weight in self.weights)
-        self._layer = layer
+        self.layer = layer
         self._vocab_size, self._hidden = config.vocab_size, hidden
         self._tp = tp
         self._eps = config.rms_norm_eps
 
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
-        used = Used(dict(zip(self._names, weights, strict=True)), self._tp, self._eps)
+        used = UsedTensors(dict(zip(self._names, weights, strict=True)), self._tp, self._eps)
         main_TH = used.norm(x, "model.norm")
         if batch.labels is None:
             return main_TH
         assert batch.ahead is not None, "look_ahead gives a micro-batch its tokens ahead"
         ids = Tensor(batch.ahead.input_ids.reshape(-1))
-        next_TH = used.norm(self._tp.embedding(ids, used["model.embed_tokens.weight"], self._vocab_size), "enorm")
-        kernels = self._tp.kernels
-        x_TH = used.linear(kernels.concat(next_TH, used.norm(main_TH, "hnorm")), "eh_proj")
-        return kernels.concat(main_TH, used.norm(self._layer(x_TH, batch, used), "shared_head.norm"))
+        next_TH = self._tp.embedding(ids, used["model.embed_tokens.weight"], self._vocab_size)
+        return self._tp.kernels.concat(main_TH, self.further(main_TH, next_TH, batch, used))
+
+    def further(self, main_TH: Tensor, next_TH: Tensor, batch: MicroBatch, used: Used) -> Tensor:
+        """Of hidden states after the final norm and the next tokens' embedding what the head predicts further from."""
+        both = self._tp.kernels.concat(used.norm(next_TH, "enorm"), used.norm(main_TH, "hnorm"))
+        x_TH = self.layer(used.linear(both, "eh_proj"), batch, used)
+        return used.norm(x_TH, "shared_head.norm")
 
     def costs(self, rank: OnRank) -> Costs:
         """Those of its layer and of an embedding; kept are what four norms and eh_proj get, and each norm's roots."""
         tokens, hidden = rank.own_tokens, self._hidden
         own = Costs(kept=tokens * (4 * (hidden + 1) + 2 * hidden), left=tokens * 3 * hidden)
-        return rank.border(hidden) + own + self._layer.costs(rank)
+        return rank.border(hidden) + own + self.layer.costs(rank)
 
 
 class MultiTokenHead(Unit):

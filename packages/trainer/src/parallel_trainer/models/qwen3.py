@@ -54,7 +54,7 @@ class Qwen3(Model):
     ) -> None:
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
         routing = config.routing
-        ep = ep or ExpertParallel.none(kernels, config.expert_layers, routing.experts if routing else 0)
+        ep = ep or ExpertParallel.none(config.expert_layers, routing.experts if routing else 0)
         embedding, head = tables(config)
         rotary_tables = RotaryTables(config, kernels, config.head_dim)
 
@@ -74,11 +74,13 @@ class Qwen3(Model):
 class GroupedQueryAttention:
     """Attention whose key/value heads each serve several query heads, with normalised queries and keys."""
 
+    name = "self_attn"
+
     def __init__(
         self, declare: Declare, config: Qwen3Config, attention: Attention, rotary_tables: RotaryTables
     ) -> None:
         self._config = config
-        self._attention = attention
+        self.attention = attention
         self._rotary_tables = rotary_tables
         self._head_dim = head = config.head_dim
         hidden, bias = config.hidden_size, config.attention_bias
@@ -104,8 +106,8 @@ class GroupedQueryAttention:
             return used.tp.kernels.rotary(normed, self._rotary_tables[batch])
 
         # Queries may travel while keys are made, and keys while values are.
-        q, k, v = (self._attention.bring(of(name)) for name in ("q", "k", "v"))
-        out_BSND = self._attention(q(), k(), v(), scale=self._head_dim**-0.5, mask=batch.mask)
+        q, k, v = (self.attention.bring(of(name)) for name in ("q", "k", "v"))
+        out_BSND = self.attention(q(), k(), v(), scale=self._head_dim**-0.5, mask=batch.mask)
         return used.row_linear(out_BSND.reshape(x_NH.shape[0], -1), "self_attn.o_proj")
 
     def costs(self, rank: OnRank) -> Costs:

@@ -19,7 +19,6 @@ from moe_dispatch import AllToAllDispatcher, DeredundantDispatcher
 from moe_dispatch.mindspore import start_combine, start_dispatch
 
 from parallel_trainer.batch import MicroBatch
-from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.parallel.fully_shard import ShardedWeight
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 
@@ -32,7 +31,6 @@ Halves = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 class ExpertParallel:
     """The ranks that hold a model's experts, and what they do together.
 
-    kernels:    what is computed on a rank.
     dispatcher: takes tokens to their experts; None for a model without experts.
     cp, tp:     the ranks that have other tokens of the same sequences.
     record:     is told what routers do.
@@ -40,7 +38,6 @@ class ExpertParallel:
     divisor:    what averaging divides gradients by (`ShardedWeights.divisor`); the loss carries it as a factor.
     """
 
-    kernels: Kernels
     dispatcher: Dispatcher | None
     record: RoutingRecord
     cp: Communicator = field(factory=lambda: connect("single"))
@@ -49,10 +46,10 @@ class ExpertParallel:
     divisor: int = 1
 
     @classmethod
-    def none(cls, kernels: Kernels, layers: Sequence[str] = (), num_experts: int = 0) -> ExpertParallel:
+    def none(cls, layers: Sequence[str] = (), num_experts: int = 0) -> ExpertParallel:
         """No expert parallelism: one rank holds all experts of these layers."""
         dispatcher = AllToAllDispatcher(connect("single"), num_experts) if num_experts else None
-        return cls(kernels, dispatcher, RoutingRecord(layers, num_experts))
+        return cls(dispatcher, RoutingRecord(layers, num_experts))
 
     def experts(
         self,
@@ -60,8 +57,7 @@ class ExpertParallel:
         x_TH: Tensor,
         ids_TK: np.ndarray,
         weights_TK: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        mlp: Callable[[Tensor, np.ndarray], Tensor],
         *,
         beside: Halves | None = None,
     ) -> Tensor:
@@ -70,7 +66,8 @@ class ExpertParallel:
         The first half of that is computed while tokens are on their way to experts, the second while results are on
         their way back; in the backward pass likewise.
 
-        x (T, H) are this rank's tokens; gate_up (E/ep, 2I, H) and down (E/ep, H, I) its experts. Collective over the
+        x (T, H) are this rank's tokens; mlp is what its experts make of rows in their order, of which each has so many,
+        int64 (E/ep,). Collective over the
         expert-parallel ranks, forward and backward, whether or not a rank gets a token.
         """
         assert self.dispatcher is not None, "a model with experts says how many when its ExpertParallel is made"
@@ -78,7 +75,7 @@ class ExpertParallel:
         route = self.dispatcher.route(ids_TK)
         arriving = start_dispatch(x_TH, route)
         half = beside[0](x_TH) if beside else x_TH
-        rows_RH = self.kernels.grouped_mlp(arriving(), route.counts, gate_up, down)
+        rows_RH = mlp(arriving(), route.counts)
         returning = start_combine(rows_RH, weights_TK, route)
         beside_TH = beside[1](half) if beside else None
         out_TH = returning()
