@@ -10,7 +10,7 @@ from parallel_config import TrainConfig, load, loads
 from parallel_trainer import run_mindformer
 from parallel_trainer.cli import main
 from parallel_trainer.engines.choice import VARIABLE, choose
-from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Module, Name, Parameter, Program, Use, parts
+from parallel_trainer.engines.hyperparallel.calls import Call, Module, Name, Parameter, Program, Use, parts
 from parallel_trainer.engines.hyperparallel.program import check, program
 from parallel_trainer.engines.hyperparallel.render import lines
 from parallel_trainer.errors import UserError
@@ -21,38 +21,36 @@ SCENARIOS = sorted((Path(__file__).parents[3] / "docs" / "scenarios" / "specific
 
 # By scenario, lines of the first rank's program that the specification and the rules of HyperParallel decide.
 LINES: dict[str, list[str]] = {
-    "overview-one-device": ["(1, 1, 8, 1)", "loss.backward(0.125)"],
+    "overview-one-device": ["(1, 1, 8, 1)", "backward(loss, 0.125)"],
     "1.4-a-fsdp": [
         'world = init_device_mesh("npu", (8,), mesh_dim_names=("world",))',
         'fully_shard(model, mesh=dense["fsdp"], mp_policy=policy_float32)',
         "# 1 / (world_size // pp) / micro-batches = 1 / 8 / 1",
-        "loss.backward(0.125)",
+        "backward(loss, 0.125)",
         'model.set_reduce_op_type("sum")',
         "model.model.layers[i + 1],",
     ],
     "1.4-b-hsdp": [
         "(1, 2, 4, 1)",
         'fully_shard(model, mesh=dense["dp_replicate", "fsdp"], mp_policy=policy_float32)',
-        "loss.backward(0.125)",
+        "backward(loss, 0.125)",
     ],
     "2.4-tensor": [
         'output_plan={"self_attn.output": (Shard(0),), "mlp.output": (Shard(0),)},',
-        'inputs = replicated(inputs, dense["tp"])',
-        "loss.backward(0.0625)",
+        'model.split_over(dense["tp"])',
+        'output_plan={"output": (Shard(0),)}',
+        "backward(loss, 0.0625)",
     ],
     "3.5-a-colossal": [
         "context_parallel = ContextParallel(seq_dim=1, head_dim=2, ulysses_degree=1)",
         'context_parallel.apply(model.model.layers[i].self_attn.core_attention, data["cp"])',
         "(1, 1, 8, 1)",
     ],
-    "3.5-a-colossal-packed": [
-        "context_parallel = ContextParallel(seq_dim=0, head_dim=1, ulysses_degree=1)",
-        "# actual_seq_len has to end with its total twice",
-    ],
-    "3.5-b-ulysses": ["context_parallel = ContextParallel(seq_dim=2, head_dim=1, ulysses_degree=4)", "range(3)"],
+    "3.5-a-colossal-packed": ["context_parallel = ContextParallel(seq_dim=1, head_dim=2, ulysses_degree=1)"],
+    "3.5-b-ulysses": ["context_parallel = ContextParallel(seq_dim=1, head_dim=2, ulysses_degree=4)", "range(4)"],
     "3.5-c-hybrid": [
         "# hybrid: heads are exchanged among 2 neighbours, keys and values are gathered from 2 ranks",
-        "context_parallel = ContextParallel(seq_dim=2, head_dim=1, ulysses_degree=2)",
+        "context_parallel = ContextParallel(seq_dim=1, head_dim=2, ulysses_degree=2)",
     ],
     "4.4-1-even-stages": [
         "schedule = ScheduleInterleaved1F1B(",
@@ -230,16 +228,19 @@ def test_a_backward_overlaps_a_forward_where_every_chunk_exchanges_experts() -> 
             assert any("overlap_b_f is left out" in note for note in made.notes) is not overlaps
 
 
-def test_replicas_are_added_up_in_the_last_micro_batch() -> None:
+def test_a_micro_batch_goes_back_with_its_share_of_the_world_and_the_step() -> None:
     made = program(config_of("data_parallel_shard: 2", batch=12), 4)
-    before, last, _ = made.step
-    assert (before.times, last.times) == (2, 1)
-    assert [phase.calls[0].arguments for phase in (before, last)] == [(False,), (True,)]
-    seeds = [call.arguments[0] for phase in (before, last) for call in phase.calls if call.target == BACKWARD]
-    assert seeds == [1 / 4 / 3] * 2
+    each, _ = made.step
+    assert each.times == 3
+    assert [call.arguments for call in called(made, "backward")] == [(Use("loss"), 1 / 4 / 3)]
 
 
-BACKWARD = Attribute(Use("loss"), "backward", "")
+def test_experts_see_a_rank_s_own_tokens_and_a_shared_one_sees_all() -> None:
+    made = program(config_of("tensor_parallel: 2, expert_parallel: 2", f"{DENSE_FIRST}, n_shared_experts: 1"), 4)
+    plans = {call.arguments[0].name: call.arguments[2].keywords for call in called(made, "shard_module")}
+    assert set(plans["model.layers.0"]["input_plan"]) == {"self_attn.input", "mlp.input"}
+    for kind in ("input", "output"):
+        assert set(plans["model.layers.1"][f"{kind}_plan"]) == {f"self_attn.{kind}", f"mlp.shared_experts.{kind}"}
 
 
 def test_norms_and_routers_stay_in_float32_and_experts_have_their_mesh() -> None:
@@ -310,7 +311,7 @@ def test_the_head_stays_gathered_unless_always() -> None:
 def test_asynchronous_context_parallelism_names_the_producers() -> None:
     sizes = "context_parallel: 2, context_parallel_method: ulysses, context_parallel_async: true"
     made = program(config_of(sizes), 2)
-    assert called(made, "AsyncContextParallel")[0].keywords == {"seq_dim": 0, "head_dim": 2, "ulysses_degree": 2}
+    assert called(made, "AsyncContextParallel")[0].keywords == {"seq_dim": 1, "head_dim": 2, "ulysses_degree": 2}
     for call in called(made, "apply"):
         assert sorted(call.keywords) == ["k_proj", "q_proj", "v_proj"]
 

@@ -13,16 +13,11 @@ from parallel_trainer.engines.hyperparallel.mesh import CP
 _STYLES = "hyper_parallel.core.context_parallel"
 
 
-def dimensions(plan: ParallelPlan, *, packed: bool) -> dict[str, int]:
-    """Where sequence and heads are in what goes into the core, in the layouts that MindFormers gives it."""
-    if packed:
-        return {"seq_dim": 0, "head_dim": 1}  # TND
-    if plan.context_parallel_async:
-        return {"seq_dim": 0, "head_dim": 2}  # SBND
-    return {"seq_dim": 1, "head_dim": 2} if plan.ulysses_degree == 1 else {"seq_dim": 2, "head_dim": 1}  # BSH, BNSD
+DIMENSIONS = {"seq_dim": 1, "head_dim": 2}
+"""Where sequence and heads are in what goes into the core: (batch, sequence, heads, size of a head)."""
 
 
-def attend_across_ranks(plan: ParallelPlan, blocks: Sequence[Block], *, packed: bool) -> Iterator[Call]:
+def attend_across_ranks(plan: ParallelPlan, blocks: Sequence[Block]) -> Iterator[Call]:
     """One style for all layers, given to the core of each one's attention."""
     asynchronous, gathered = plan.context_parallel_async, plan.cp // plan.ulysses_degree
     exchanged = [f"heads are exchanged among {plan.ulysses_degree} neighbours"] if plan.ulysses_degree > 1 else []
@@ -31,7 +26,7 @@ def attend_across_ranks(plan: ParallelPlan, blocks: Sequence[Block], *, packed: 
     yield Call(
         Name(f"{_STYLES}.{style}"),
         (),
-        dimensions(plan, packed=packed) | {"ulysses_degree": plan.ulysses_degree},
+        DIMENSIONS | {"ulysses_degree": plan.ulysses_degree},
         result="context_parallel",
         why=f"{plan.context_parallel_method}: {', '.join(exchanged)}",
     )

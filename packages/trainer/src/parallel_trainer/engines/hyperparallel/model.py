@@ -221,12 +221,20 @@ class Layer(nn.Cell):
         return self._further.further(x_TH, next_TH, batch, used)
 
 
+class Layers(nn.Cell):
+    """Layers by the numbers that they have in the whole model."""
+
+    def __getitem__(self, number: int) -> Any:
+        return getattr(self, str(number))
+
+
 class Chunk(nn.Cell):
     """Units of a model as one module.
 
     With the first unit it gets token ids by name, else hidden states (T, H) of the rank's tokens. With the last unit it
-    returns what the backward starts from, (), else hidden states. `sums` are those of the losses since they were
-    cleared, float64 (losses,).
+    returns what the backward starts from, (): the sums of its losses times the factors of the step. Else hidden states.
+
+    sums: of the losses in this step so far, float64 (losses,).
     """
 
     def __init__(
@@ -235,12 +243,11 @@ class Chunk(nn.Cell):
         super().__init__(auto_prefix=False)
         self._borders = Borders()
         self._setting = Setting(kernels, self._borders, positions, model.config.rms_norm_eps)
-        self._layers: list[tuple[str, bool]] = []
+        self._layers: list[tuple[int, bool]] = []
         self._first, self._last = isinstance(units[0], Embedding), units[-1] is model.units[-1]
-        self._losses = len(model.losses)
-        self.sums = np.zeros(self._losses)
+        self.start_step((1.0,) * len(model.losses))
         self.model = nn.Cell(auto_prefix=False)
-        self.model.layers = nn.Cell(auto_prefix=False)
+        self.model.layers = Layers(auto_prefix=False)
         for unit in units:
             layer = unit.part if isinstance(unit, LayerUnit) else None
             further = unit if isinstance(unit, MultiTokenPrediction) else None
@@ -250,7 +257,7 @@ class Chunk(nn.Cell):
                 prefix = layer.weights[0].name.removesuffix("input_layernorm.weight")
                 number = prefix.removesuffix(".").rpartition(".")[2]
                 self.model.layers.insert_child_to_cell(number, Layer(prefix, layer, self._setting, further))
-                self._layers.append((number, further is not None))
+                self._layers.append((int(number), further is not None))
         self._add_owners({weight.name: weight for unit in units for weight in unit.weights}, value)
         self._tied = self._last and not hasattr(self, HEAD)
 
@@ -287,6 +294,14 @@ class Chunk(nn.Cell):
         """Say over which ranks tensor parallelism is about to split weights."""
         self._borders.mesh = mesh
 
+    def start_step(self, loss_factors: Sequence[float]) -> None:
+        """Of the micro-batches that follow, each loss is multiplied by its factor.
+
+        No input of theirs, as fully_shard rounds floating-point inputs to the type of weights.
+        """
+        self._loss_factors = tuple(loss_factors)
+        self.sums = np.zeros(len(loss_factors))
+
     def construct(
         self,
         x_TH: Tensor | None = None,
@@ -299,7 +314,6 @@ class Chunk(nn.Cell):
         ahead_input_ids: Tensor | None = None,
         ahead_labels: Tensor | None = None,
         ahead_loss_mask: Tensor | None = None,
-        loss_factors: tuple[float, ...] = (),
     ) -> Tensor:
         ahead = None if ahead_input_ids is None else (ahead_input_ids, ahead_labels, ahead_loss_mask)
         batch = micro_batch(input_ids, position_ids, labels, loss_mask, document_ends, ahead)
@@ -307,7 +321,7 @@ class Chunk(nn.Cell):
             x_TH = self._embedded(batch)
         further_TH = None
         for number, predicts_further in self._layers:
-            layer = getattr(self.model.layers, number)
+            layer = self.model.layers[number]
             if predicts_further:
                 assert batch.ahead is not None
                 x_TH = self._normed(x_TH)
@@ -317,7 +331,7 @@ class Chunk(nn.Cell):
         if not self._last:
             return x_TH
         states = [self._normed(x_TH)] if further_TH is None else [x_TH, further_TH]
-        return self._loss(states, batch, loss_factors)
+        return self._loss(states, batch)
 
     def _embedded(self, batch: MicroBatch) -> Tensor:
         return local(self.model.embed_tokens(Tensor(batch.input_ids.reshape(-1))))
@@ -325,7 +339,7 @@ class Chunk(nn.Cell):
     def _normed(self, x_TH: Tensor) -> Tensor:
         return self.model.norm(x_TH, self._setting.eps).astype(x_TH.dtype)
 
-    def _loss(self, states: Sequence[Tensor], batch: MicroBatch, factors: Sequence[float]) -> Tensor:
+    def _loss(self, states: Sequence[Tensor], batch: MicroBatch) -> Tensor:
         """The losses' sums times their factors, added up."""
         total = None
         for place, (x_TH, of) in enumerate(zip(states, (batch, batch.ahead), strict=False)):
@@ -334,7 +348,7 @@ class Chunk(nn.Cell):
             logits_NV = local(self._logits(x_TH))
             found = self._setting.kernels.cross_entropy_sum(logits_NV, of.labels, of.loss_mask)
             self.sums[place] += found.asnumpy()
-            weighted = found * Tensor(np.array(factors[place]), found.dtype)
+            weighted = found * Tensor(np.array(self._loss_factors[place]), found.dtype)
             total = weighted if total is None else total + weighted
         assert total is not None
         return total

@@ -57,7 +57,7 @@ def program(config: TrainConfig, world_size: int, rank: int = 0) -> Program:
         chunks=indices,
         setup=tuple(_setup(config, made, chunks, indices)),
         step=(
-            *step.micro_batches(made),
+            step.micro_batches(made),
             step.update(every_block, made, len(chunks), config.training.max_norm),
         ),
         notes=tuple(_notes(config, made)),
@@ -68,16 +68,17 @@ def _setup(config: TrainConfig, plan: ParallelPlan, chunks: Chunks, indices: tup
     yield from _phase("start", mesh.start())
     yield from _phase("meshes", mesh.meshes(plan))
     blocks = [block for chunk in chunks for block in chunk]
-    sizes, packed = config.parallelism, bool(config.model.use_eod_attn_mask_compression)
+    sizes = config.parallelism
     if plan.tp > 1:
         title = f"tensor and sequence parallelism over {plan.tp}"
         split = (tensor_parallel.split_parameters(block, plan) for block in blocks)
-        yield from _phase(title, (call for calls in split for call in calls))
+        said = map(tensor_parallel.say_ranks, range(len(chunks)))
+        yield from _phase(title, (*said, *(call for calls in split for call in calls)))
     if plan.ep > 1:
         spread = (tensor_parallel.spread_experts(block) for block in blocks if block.has_experts)
         yield from _phase(f"expert parallelism over {plan.ep}", (call for calls in spread for call in calls))
     if plan.cp > 1:
-        calls = context_parallel.attend_across_ranks(plan, blocks, packed=packed)
+        calls = context_parallel.attend_across_ranks(plan, blocks)
         yield from _phase(f"context parallelism over {plan.cp}", calls)
     modules = list(recompute.recomputed(config.recompute, blocks))
     yield from _phase("recomputed activations", recompute.wrap(modules))
@@ -118,10 +119,13 @@ def _experts_everywhere(config: TrainConfig, plan: ParallelPlan) -> bool:
 def _notes(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
     yield "No call of these has run on an NPU, nor with HyperParallel 1.0."
     yield (
-        "The model has to have modules of these names with parameters of their own, and the core of attention as a "
-        "module self_attn.core_attention. The models of this project have no parameters of their own."
+        "The model's modules have these names and parameters of their own, and the core of attention is a module "
+        "self_attn.core_attention: engines.hyperparallel.model.Chunk."
     )
-    yield "A micro-batch's loss is the mean over its own tokens, so the ranks' means count alike, as in MindFormers."
+    yield (
+        "A micro-batch's loss is a sum over its tokens, times a factor with which the gradient is that of the mean "
+        "over the tokens of the global batch that count, however they are spread over ranks."
+    )
     if plan.ep > 1:
         yield (
             "HyperParallel 1.0 has no exchange of tokens for MindSpore: the model's experts do it themselves over "
@@ -129,8 +133,6 @@ def _notes(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
         )
     if plan.cp > 1:
         yield 'Each rank of data["cp"] is given one contiguous block of the sequence, with its position ids.'
-        if config.model.use_eod_attn_mask_compression:
-            yield "actual_seq_len has to end with its total twice: without it the last document would see its future."
         if plan.context_parallel_async:
             yield "Nothing may stand between self_attn.q_handoff, k_handoff, v_handoff and the core of attention."
     if plan.pp > 1:

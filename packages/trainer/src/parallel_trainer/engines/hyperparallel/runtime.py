@@ -1,4 +1,4 @@
-"""What runs beside HyperParallel's calls: the last stage's seed, inputs as its tensors, the gradient norm."""
+"""What runs beside HyperParallel's calls: seeds of the backward, the gradient norm."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, mint, ops
 
-from parallel_trainer.engines.hyperparallel.calls import Name
-from parallel_trainer.engines.hyperparallel.execute import imported
+from parallel_trainer.engines.hyperparallel.modules import local
 
 
 def scaled_stage(stage: Any, *, loss_scale: float, tp: Any = None) -> Any:
@@ -27,7 +26,7 @@ def scaled_stage(stage: Any, *, loss_scale: float, tp: Any = None) -> Any:
         def get_last_stage_sens(self, last_stage_outputs: Any) -> Any:
             several = isinstance(last_stage_outputs, (list, tuple))
             outputs = last_stage_outputs if several else [last_stage_outputs]
-            seeds = [ops.full_like(_local(output), loss_scale) for output in outputs]
+            seeds = [ops.full_like(local(output), loss_scale) for output in outputs]
             return seeds if several else seeds[0]
 
         def _get_layout_rank_list(self, layout: Any, *sender: Any) -> Any:
@@ -39,14 +38,9 @@ def scaled_stage(stage: Any, *, loss_scale: float, tp: Any = None) -> Any:
     return ScaledStage
 
 
-def replicated(inputs: Mapping[str, Any], mesh: Any) -> dict[str, Any]:
-    """Tensors that all ranks of `mesh` have alike as DTensors, whose operators take no others; the rest as it is."""
-    distributed = imported(Name("hyper_parallel.DTensor"))
-    replicate = imported(Name("hyper_parallel.core.dtensor.placement_types.Replicate"))
-    return {
-        name: distributed.from_local(value, mesh, (replicate(),)) if isinstance(value, Tensor) else value
-        for name, value in inputs.items()
-    }
+def backward(loss: Any, seed: float) -> None:
+    """Go back from a loss whose gradient is `seed`: MindSpore's tensors want it as one of them."""
+    loss.backward(ops.full_like(local(loss), seed))
 
 
 def squared_norm(chunks: Sequence[Any], divisors: Mapping[str, int]) -> Tensor:
@@ -71,17 +65,23 @@ def clip(chunks: Sequence[Any], squares: Tensor, *, max_norm: float) -> float:
     return norm
 
 
-def _gradients(chunks: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
-    """This rank's part of each gradient; with a policy that adds up in float32 it is in `main_grad`."""
+def gradient_of(parameter: Any) -> Any:
+    """This rank's part of a gradient, None without; with a policy that adds up in float32 it is in `main_grad`."""
+    gradient = getattr(parameter, "main_grad", None)
+    if gradient is None:
+        gradient = getattr(parameter, "grad", None)
+    return None if gradient is None else local(gradient)
+
+
+def named_parameters(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The parameters of chunks by the names that weights have, whatever modules are wrapped in."""
     for chunk in chunks:
         for name, parameter in chunk.parameters_and_names():
-            gradient = getattr(parameter, "main_grad", None)
-            if gradient is None:
-                gradient = getattr(parameter, "grad", None)
-            if gradient is not None:
-                yield name, _local(gradient)
+            yield name.replace("_ckpt_wrapped_module.", ""), parameter
 
 
-def _local(tensor: Any) -> Any:
-    """This rank's part of a tensor that may be distributed."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def _gradients(chunks: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in named_parameters(chunks):
+        gradient = gradient_of(parameter)
+        if gradient is not None:
+            yield name, gradient

@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from parallel_config import ParallelPlan
 
 from parallel_trainer.engines.hyperparallel.blocks import Block
 from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Module, Name, Phase, Use
 from parallel_trainer.engines.hyperparallel.fully_shard import HSDP_MODULE, of_experts, replicated
-from parallel_trainer.engines.hyperparallel.mesh import TP
 from parallel_trainer.engines.hyperparallel.pipeline import seed
 from parallel_trainer.engines.hyperparallel.tensor_parallel import divides
 
 _RUNTIME = "parallel_trainer.engines.hyperparallel.runtime"
 
 
-def micro_batches(plan: ParallelPlan) -> Iterator[Phase]:
-    """Forward and backward of all of a step's micro-batches. `batches` gives the inputs of this rank."""
+def micro_batches(plan: ParallelPlan) -> Phase:
+    """Forward and backward of all of a step's micro-batches. `batches` gives the inputs of this rank.
+
+    Replicas are added up in each of them: where a unit has nothing to reduce-scatter, HyperParallel adds up the last
+    one alone (`set_requires_all_reduce`).
+    """
+    inputs = Call(Name("builtins.next"), (Use("batches"),), result="inputs")
     if plan.pp > 1:
         run = Call(Attribute(Use("schedule"), "run", ""), spread=Use("inputs"), why="all stages read the same rows")
-        yield Phase("all micro-batches of a step", (*_inputs(plan), run))
-        return
-    before, count = plan.dp_replicate > 1 and plan.num_accumulation_steps > 1, plan.num_accumulation_steps
-    if count > 1:
-        yield Phase("each micro-batch but the last", tuple(_micro_batch(plan, False if before else None)), count - 1)
-    yield Phase("the last micro-batch", tuple(_micro_batch(plan, True if before else None)))
-
-
-def _micro_batch(plan: ParallelPlan, all_reduce: bool | None) -> Iterator[Call]:
-    if all_reduce is not None:
-        yield Call(
-            Attribute(Module(), "set_requires_all_reduce", HSDP_MODULE),
-            (all_reduce,),
-            why="" if all_reduce else "replicas are added up once a step",
-        )
-    yield from _inputs(plan)
-    yield Call(Module(), spread=Use("inputs"), result="loss")
+        return Phase("all micro-batches of a step", (inputs, run))
+    forward = Call(Module(), spread=Use("inputs"), result="loss")
     ranks = plan.world_size // plan.pp
     why = f"1 / (world_size // pp) / micro-batches = 1 / {ranks} / {plan.num_accumulation_steps}"
-    yield Call(Attribute(Use("loss"), "backward", ""), (seed(plan),), why=why)
-
-
-def _inputs(plan: ParallelPlan) -> Iterator[Call]:
-    yield Call(Name("builtins.next"), (Use("batches"),), result="inputs")
-    if plan.tp > 1:
-        yield Call(Name(f"{_RUNTIME}.replicated"), (Use("inputs"), TP), result="inputs")
+    backward = Call(Name(f"{_RUNTIME}.backward"), (Use("loss"), seed(plan)), why=why)
+    return Phase("each micro-batch of a step", (inputs, forward, backward), plan.num_accumulation_steps)
 
 
 def norm_divisors(blocks: Sequence[Block], plan: ParallelPlan) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Tensor, sequence and expert parallelism: which parameters are split how, and where activations change hands.
 
-Hidden states are (sequence, batch, hidden) between layers, as in MindFormers, and (batch, sequence, hidden) out of the
-embedding. Sequence parallelism is the placement of what goes in and out: there is no switch.
+Hidden states are (tokens, hidden), and each rank has a part of the tokens between regions whose weights are split.
+Sequence parallelism is the placement of what goes in and out of a region: there is no switch. Inside, a module computes
+on local tensors; what it returns is a part of a sum over the ranks, or of the vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from parallel_config import ParallelPlan
 
 from parallel_trainer.engines.hyperparallel.blocks import EMBEDDING, EXPERTS, HEAD, SHARED_EXPERTS, Block
-from parallel_trainer.engines.hyperparallel.calls import Call, Module, Name
+from parallel_trainer.engines.hyperparallel.calls import Attribute, Call, Module, Name
 from parallel_trainer.engines.hyperparallel.mesh import EP, TP
 from parallel_trainer.parallel.weights import Weight
 
@@ -42,15 +43,27 @@ def split_parameters(block: Block, plan: ParallelPlan) -> Iterator[Call]:
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
     if block.layer is not None:
-        inputs = {f"{part}.input": (REPLICATE,) for part in ("self_attn", "mlp")}
-        outputs = {f"{part}.output": (shard(0),) for part in ("self_attn", "mlp")}
-        if SHARED_EXPERTS in block.modules:
-            outputs[f"{SHARED_EXPERTS}.output"] = (REPLICATE,)  # added to what routed experts return, which is whole
+        inputs = {f"{region}.input": (REPLICATE,) for region in _regions(block)}
+        outputs = {f"{region}.output": (shard(0),) for region in _regions(block)}
     elif block.module.name == EMBEDDING:
-        outputs = {"output": (shard(1),)}
+        outputs = {"output": (shard(0),)}
     elif block.module.name == HEAD:
         inputs, outputs = {"input": (REPLICATE,)}, {"output": (REPLICATE,)}
     yield _shard_module(block.module, TP, placed, inputs, outputs, why=why)
+
+
+def _regions(block: Block) -> Iterator[str]:
+    """Modules of a layer that see all tokens. Experts do not: each rank sends its own tokens to them."""
+    yield "self_attn"
+    if not block.has_experts:
+        yield "mlp"
+    elif SHARED_EXPERTS in block.modules:
+        yield SHARED_EXPERTS
+
+
+def say_ranks(chunk: int) -> Call:
+    """Where a chunk's regions hand over, before its parameters are split."""
+    return Call(Attribute(Module("", chunk), "split_over", ""), (TP,), why="its modules say what is a part of what")
 
 
 def spread_experts(block: Block) -> Iterator[Call]:
