@@ -221,7 +221,7 @@ def stand_in(made: Program, calls: list) -> list[Part]:
 
 
 class Optimizer:
-    def step(self) -> None: ...
+    def step(self, norm: float) -> None: ...
 
 
 @pytest.fixture

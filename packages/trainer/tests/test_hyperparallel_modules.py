@@ -12,6 +12,7 @@ from parallel_trainer.batch import IGNORED_LABEL, MicroBatch, look_ahead
 from parallel_trainer.engines.hyperparallel.blocks import rank_chunks
 from parallel_trainer.engines.hyperparallel.inputs import micro_batch, tensors
 from parallel_trainer.engines.hyperparallel.model import Chunk, Positions, walk
+from parallel_trainer.engines.hyperparallel.routing import ForwardRecord
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.models.single import loss_and_gradients
@@ -64,7 +65,7 @@ def test_losses_and_gradients_are_those_of_units(name: str) -> None:
     factors = (0.25, 0.75)[: len(model.losses)]
     expected, gradients = loss_and_gradients(model, weights, rows, loss_weights=factors)
 
-    chunk = Chunk(of_modules, of_modules.units, value, cpu, Positions())
+    chunk = Chunk(of_modules, of_modules.units, value, cpu, Positions(), ForwardRecord())
     parameters = {name: parameter for name, parameter in chunk.parameters_and_names() if parameter.requires_grad}
 
     chunk.start_step(factors)
@@ -89,7 +90,7 @@ def test_a_rank_s_chunks_have_the_modules_and_parameters_that_calls_name(name: s
     for rank, chunks in enumerate(rank_chunks(config, made)):
         held = [of for stage, of in zip(made.stage_ranks, units, strict=True) if stage == rank]
         for blocks, of in zip(chunks, held, strict=True):
-            chunk = Chunk(model, of, value, kernels("cpu"), Positions())
+            chunk = Chunk(model, of, value, kernels("cpu"), Positions(), ForwardRecord())
             wanted = {
                 f"{block.module.name}.{name}": weight for block in blocks for name, weight in block.weights.items()
             }

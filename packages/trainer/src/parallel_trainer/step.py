@@ -71,10 +71,7 @@ def training_step(
     losses = len(loss_weights)
     counts = loss_group.all_reduce(np.sum([batch.counts(losses) for batch in micro_batches], axis=0))
     if not counts[0]:
-        raise UserError(
-            "The global batch has no token to learn from: loss_mask is 0 everywhere. A step needs at least one; "
-            "look at eod_mask_loss, pad and the documents' content."
-        )
+        raise no_tokens()
     weights.gradients[...] = 0
     divisors = np.where(counts, counts, 1)  # of a loss without valid tokens, a sum of nothing
     seeds = np.array(loss_weights) * weights.divisor / divisors
@@ -89,9 +86,22 @@ def training_step(
         weights.gradients *= clip_coefficient(norm, max_norm)
         optimizer.step(weights.gradients, lr=lr)
     elif not skip_non_finite:
-        raise UserError(
-            f"The loss is {' and '.join(map(str, means))} and the gradient norm {norm}: training cannot go on, they "
-            f"must be finite. The weights are those before this step (lr {lr:g}). Lower lr_scheduler.learning_rate, "
-            "raise its warm-up, or set training.use_skip_step_on_nan: true to skip such steps."
-        )
+        raise not_finite(means, norm, lr)
     return StepResult(float(means[0]), norm, int(counts[0]), updated, float(means[1]) if losses > 1 else None)
+
+
+def no_tokens() -> UserError:
+    """Of a global batch without a valid token."""
+    return UserError(
+        "The global batch has no token to learn from: loss_mask is 0 everywhere. A step needs at least one; "
+        "look at eod_mask_loss, pad and the documents' content."
+    )
+
+
+def not_finite(means: np.ndarray, norm: float, lr: float) -> UserError:
+    """Of a step whose losses or gradient norm are not finite."""
+    return UserError(
+        f"The loss is {' and '.join(map(str, means))} and the gradient norm {norm}: training cannot go on, they "
+        f"must be finite. The weights are those before this step (lr {lr:g}). Lower lr_scheduler.learning_rate, "
+        "raise its warm-up, or set training.use_skip_step_on_nan: true to skip such steps."
+    )

@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 from attrs import evolve
 from device_mesh import AxisCommunicators, Communicator, ParallelMesh, Traffic
-from moe_dispatch import AllToAllDispatcher, DeredundantDispatcher
+from mask_compression import SequenceShard
 from parallel_config.schema import Optimizer
 
 from parallel_trainer.batch import MicroBatch, look_ahead
@@ -21,11 +21,7 @@ from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.context_parallel import build_attention, cut
-from parallel_trainer.parallel.expert_parallel import (
-    Dispatcher,
-    ExpertParallel,
-    update_biases,
-)
+from parallel_trainer.parallel.expert_parallel import build_expert_parallel, update_biases
 from parallel_trainer.parallel.fully_shard import ShardedWeights, averaging_divisor
 from parallel_trainer.parallel.half import DTYPES
 from parallel_trainer.parallel.pipeline import Order, Pipeline, model_layout, stage_units, unit_names
@@ -55,7 +51,7 @@ class Trainer:
                 f"The plan is for a world of {job.plan.world_size} ranks, and {communicator.size} were started."
             )
         kernel_set = kernels(job.device)
-        _start_mindspore(job.device)
+        start_mindspore(job.device)
         config, plan, precision = job.config, job.plan, job.precision
         self.job = job
         self.step = self.consumed = self.skipped = 0
@@ -64,7 +60,15 @@ class Trainer:
         self.groups = AxisCommunicators(self.mesh, communicator, traffic)
         cp_group = self.groups["cp"]
         average = not config.parallelism.disable_gradient_division
-        self.expert_parallel = self._expert_parallel(averaging_divisor(self.groups) if average else 1)
+        routing = job.model.routing
+        self.expert_parallel = build_expert_parallel(
+            plan,
+            job.model,
+            self.groups,
+            RoutingRecord(job.model.expert_layers, routing.experts if routing else 0),
+            npus=config.parallelism.npu_nums_per_device,
+            divisor=averaging_divisor(self.groups) if average else 1,
+        )
         model = build_model(
             config.model,
             kernel_set,
@@ -162,7 +166,7 @@ class Trainer:
         batches = self.job.held_out.micro_batches(plan.local_batch_size, plan.data_parallel, shard)
         result = evaluate(
             self.pipeline,
-            self._own_tokens(batches),
+            own_tokens(batches, self.shard, len(self.model.losses)),
             together=plan.num_accumulation_steps,
             loss_group=self.groups["loss"],
             losses=len(self.model.losses),
@@ -172,29 +176,12 @@ class Trainer:
 
     def micro_batches(self, consumed: int) -> list[MicroBatch]:
         """What this rank trains on in the step after `consumed` samples: its rows, and its part of their tokens."""
-        return list(self._own_tokens(self.loader.micro_batches(consumed)))
+        return list(own_tokens(self.loader.micro_batches(consumed), self.shard, len(self.model.losses)))
 
-    def _own_tokens(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-        if len(self.model.losses) > 1:
-            batches = map(look_ahead, batches)
-        return (cut(batch, self.shard) for batch in batches)
-
-    def _expert_parallel(self, divisor: int) -> ExpertParallel:
-        """The experts' ranks, and how tokens travel between them. Collective over the world."""
-        job, sizes, routing = self.job, self.job.config.parallelism, self.job.model.routing
-        dispatcher: Dispatcher | None = None
-        if routing and sizes.moe_token_dispatcher_type == "alltoall_deredundancy":
-            dispatcher = DeredundantDispatcher(self.groups["ep"], routing.experts, sizes.npu_nums_per_device)
-        elif routing:
-            dispatcher = AllToAllDispatcher(self.groups["ep"], routing.experts)
-        return ExpertParallel(
-            dispatcher,
-            RoutingRecord(job.model.expert_layers, routing.experts if routing else 0),
-            cp=self.groups["cp"],
-            tp=self.groups["tp"],
-            sequences=job.plan.global_batch_size,
-            divisor=divisor,
-        )
+    @property
+    def held(self) -> int:
+        """How many parameters this rank holds between steps."""
+        return self.weights.values.size
 
     @property
     def lr(self) -> float:
@@ -222,7 +209,15 @@ def _sharers(weight_ranks: Mapping[str, tuple[int, ...]], group: Communicator) -
     }
 
 
-def _start_mindspore(device: Device) -> None:
+def own_tokens(batches: Iterable[MicroBatch], shard: SequenceShard, losses: int) -> Iterator[MicroBatch]:
+    """Of whole rows the part that a rank holds, for a model with so many losses."""
+    if losses > 1:
+        batches = map(look_ahead, batches)
+    return (cut(batch, shard) for batch in batches)
+
+
+def start_mindspore(device: Device) -> None:
+    """Have MindSpore compute on a device, operator by operator."""
     ms.set_device({"cpu": "CPU", "ascend": "Ascend"}[device])
     ms.set_context(mode=ms.PYNATIVE_MODE)
     if device != "cpu":

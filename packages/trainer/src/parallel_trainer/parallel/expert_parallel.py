@@ -17,9 +17,11 @@ from mindspore import Tensor
 from mindspore.common import _Function
 from moe_dispatch import AllToAllDispatcher, DeredundantDispatcher
 from moe_dispatch.mindspore import start_combine, start_dispatch
+from parallel_config import ParallelPlan
 
 from parallel_trainer.batch import MicroBatch
-from parallel_trainer.parallel.fully_shard import ShardedWeight
+from parallel_trainer.models.section import ModelConfig
+from parallel_trainer.parallel.fully_shard import AxisGroups, ShardedWeight
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 
 Dispatcher = AllToAllDispatcher | DeredundantDispatcher
@@ -114,6 +116,24 @@ class ExpertParallel:
         self.record.add_loss(layer, float((gradient_TE * probabilities).sum()))
         gradient_TE = (gradient_TE * self.divisor).astype(probabilities.dtype)
         return _WithGradient.apply(weights_TK, probabilities_TE, gradient_TE)
+
+
+def build_expert_parallel(
+    plan: ParallelPlan, model: ModelConfig, groups: AxisGroups, record: RoutingRecord, *, npus: int, divisor: int = 1
+) -> ExpertParallel:
+    """What a plan asks for, with this rank's groups by mesh axis. Collective over the world.
+
+    npus: of a node, for the dispatcher that goes through nodes (`npu_nums_per_device`).
+    """
+    routing = model.routing
+    dispatcher: Dispatcher | None = None
+    if routing and plan.moe_token_dispatcher_type == "alltoall_deredundancy":
+        dispatcher = DeredundantDispatcher(groups["ep"], routing.experts, npus)
+    elif routing:
+        dispatcher = AllToAllDispatcher(groups["ep"], routing.experts)
+    return ExpertParallel(
+        dispatcher, record, cp=groups["cp"], tp=groups["tp"], sequences=plan.global_batch_size, divisor=divisor
+    )
 
 
 class _WithGradient(_Function):

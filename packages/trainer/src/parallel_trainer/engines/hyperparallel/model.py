@@ -31,6 +31,7 @@ from parallel_trainer.engines.hyperparallel.modules import (
     Table,
     local,
 )
+from parallel_trainer.engines.hyperparallel.routing import ForwardRecord
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.layers import (
     AttentionPart,
@@ -238,9 +239,16 @@ class Chunk(nn.Cell):
     """
 
     def __init__(
-        self, model: Model, units: Sequence[Unit], value: Value, kernels: Kernels, positions: Positions
+        self,
+        model: Model,
+        units: Sequence[Unit],
+        value: Value,
+        kernels: Kernels,
+        positions: Positions,
+        record: ForwardRecord,
     ) -> None:
         super().__init__(auto_prefix=False)
+        self._record = record
         self._borders = Borders()
         self._setting = Setting(kernels, self._borders, positions, model.config.rms_norm_eps)
         self._layers: list[tuple[int, bool]] = []
@@ -317,6 +325,10 @@ class Chunk(nn.Cell):
     ) -> Tensor:
         ahead = None if ahead_input_ids is None else (ahead_input_ids, ahead_labels, ahead_loss_mask)
         batch = micro_batch(input_ids, position_ids, labels, loss_mask, document_ends, ahead)
+        with self._record.forward():
+            return self._forward(x_TH, batch)
+
+    def _forward(self, x_TH: Tensor | None, batch: MicroBatch) -> Tensor:
         if self._first:
             x_TH = self._embedded(batch)
         further_TH = None

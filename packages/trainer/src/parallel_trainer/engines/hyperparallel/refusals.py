@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from parallel_config import ParallelPlan, Problem, TrainConfig
+from parallel_config import ParallelPlan, Problem, TrainConfig, written_fields
 
+from parallel_trainer.checkpoint.save import saves
 from parallel_trainer.engines.hyperparallel.blocks import EMBEDDING, HEAD, Block
 from parallel_trainer.engines.hyperparallel.recompute import recomputed
 from parallel_trainer.engines.hyperparallel.tensor_parallel import divides
@@ -94,6 +95,20 @@ def _memory(config: TrainConfig) -> Iterator[Problem]:
         if used:
             rule = f"must be left out {_WITH}: it is not mapped to calls yet"
             yield refuse(path, None, rule, "Remove the field.", at_key=True)
+
+
+def unserved(config: TrainConfig) -> Iterator[Problem]:
+    """Problems of what a run by the engine does not do yet, though the calls can be shown."""
+    refuse, written = config.source.problem, written_fields(config)
+    for path, used, way_out in (
+        ("checkpoint.enable_save", saves(config.checkpoint), "Write false"),
+        ("checkpoint.load_path", bool(config.checkpoint.load_path), "Remove it"),
+        ("eval_dataset", any(field.startswith("eval_dataset.dataloader") for field in written), "Remove the section"),
+        ("parallelism.cpu_offload", config.parallelism.cpu_offload, "Write false"),
+    ):
+        if used:
+            rule = f"must be left out of a run {_WITH}: this is served by the native engine alone"
+            yield refuse(path, None, rule, f"{way_out}, or use --engine native.", at_key=True)
 
 
 def unsplittable(config: TrainConfig, plan: ParallelPlan, blocks: Sequence[Block]) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Tensor, mint, ops
 
 from parallel_trainer.engines.hyperparallel.modules import local
+from parallel_trainer.optim.gradient_norm import clip_coefficient
 
 
 def scaled_stage(stage: Any, *, loss_scale: float, tp: Any = None) -> Any:
@@ -56,9 +57,12 @@ def squared_norm(chunks: Sequence[Any], divisors: Mapping[str, int]) -> Tensor:
 
 
 def clip(chunks: Sequence[Any], squares: Tensor, *, max_norm: float) -> float:
-    """Scale all gradients where their norm over all ranks, the root of `squares`, exceeds `max_norm`; returns it."""
+    """Scale all gradients where their norm over all ranks, the root of `squares`, exceeds `max_norm`; returns it.
+
+    A `max_norm` of 0 or less leaves them alone.
+    """
     norm = float(np.sqrt(squares.asnumpy()[0]))
-    factor = max_norm / (norm + 1e-6)
+    factor = clip_coefficient(norm, max_norm)
     if factor < 1:
         for _, gradient in _gradients(chunks):
             gradient.copy_(gradient * factor)  # mul_ leaves it as it is on a CPU

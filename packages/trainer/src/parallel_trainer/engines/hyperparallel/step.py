@@ -62,8 +62,7 @@ def update(blocks: Sequence[Block], plan: ParallelPlan, chunks: int, max_norm: f
         ),
         Call(Name("mindspore.mint.distributed.all_reduce"), (Use("squares"),), {"op": "sum"}),
     ]
-    if max_norm > 0:
-        calls.append(Call(Name(f"{_RUNTIME}.clip"), (modules, Use("squares")), {"max_norm": max_norm}))
-    calls.append(Call(Attribute(Use("optimizer"), "step", "")))
+    calls.append(Call(Name(f"{_RUNTIME}.clip"), (modules, Use("squares")), {"max_norm": max_norm}, result="norm"))
+    calls.append(Call(Attribute(Use("optimizer"), "step", ""), (Use("norm"),)))
     calls += [Call(Attribute(module, "zero_grad", HSDP_MODULE)) for module in modules]
     return Phase("the end of a step", tuple(calls))

@@ -1,0 +1,185 @@
+"""A run on this rank whose training steps are HyperParallel's calls; the counterpart of `parallel_trainer.trainer`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import mindspore as ms
+import numpy as np
+from attrs import evolve
+from device_mesh import AxisCommunicators, Communicator, ParallelMesh
+from mindspore import Tensor
+from parallel_config import TrainConfig
+
+from parallel_trainer.batch import MicroBatch
+from parallel_trainer.engines.hyperparallel.execute import Execution
+from parallel_trainer.engines.hyperparallel.inputs import tensors
+from parallel_trainer.engines.hyperparallel.model import Chunk, Positions
+from parallel_trainer.engines.hyperparallel.modules import local
+from parallel_trainer.engines.hyperparallel.optimizer import AdamW
+from parallel_trainer.engines.hyperparallel.program import program
+from parallel_trainer.engines.hyperparallel.refusals import unserved
+from parallel_trainer.engines.hyperparallel.routing import ForwardRecord
+from parallel_trainer.engines.hyperparallel.runtime import named_parameters
+from parallel_trainer.errors import UserError
+from parallel_trainer.job import Job
+from parallel_trainer.kernels import kernels
+from parallel_trainer.models import build_model
+from parallel_trainer.optim.decay import decays
+from parallel_trainer.parallel.expert_parallel import build_expert_parallel
+from parallel_trainer.parallel.pipeline import stage_units
+from parallel_trainer.parallel.routing_record import ExpertLoads
+from parallel_trainer.parallel.sequence import attention_blocks, shards
+from parallel_trainer.parallel.weights import Weight, initial_values
+from parallel_trainer.step import StepResult, no_tokens, not_finite
+from parallel_trainer.trainer import own_tokens, start_mindspore
+
+
+class HyperParallelTrainer:
+    """Trains the model of a `Job` with HyperParallel on one rank of its world; used as `Trainer` is.
+
+    Weights start as they do there. Every rank makes all of its chunks' weights first; HyperParallel cuts them.
+    `values` are what is written into parameters before that, by name, in place of initial ones.
+
+    Raises UserError where HyperParallel is missing or cannot be given this file, and for what a run by it does not do.
+    """
+
+    def __init__(self, job: Job, communicator: Communicator) -> None:
+        made = program(_in_one_type(job), job.plan.world_size, communicator.rank)
+        problems = list(unserved(job.config))
+        if problems:
+            raise UserError(
+                "A run with HyperParallel does not do all of this file:", [str(problem) for problem in problems]
+            )
+        kernel_set = kernels(job.device)
+        start_mindspore(job.device)
+        config, plan = job.config, job.plan
+        self.job = job
+        self.step = self.consumed = self.skipped = 0
+        self.loads: ExpertLoads | None = None
+        self.mesh = ParallelMesh(plan)
+        self.groups = AxisCommunicators(self.mesh, communicator)
+        routing, cp_rank = job.model.routing, self.groups["cp"].rank
+        self._record = ForwardRecord(job.model.expert_layers, routing.experts if routing else 0)
+        npus = config.parallelism.npu_nums_per_device
+        ep = build_expert_parallel(plan, job.model, self.groups, self._record, npus=npus)
+        self.model = build_model(config.model, kernel_set, ep=ep)
+        stages = stage_units(self.model.units, plan.stage_layers)
+        positions = Positions()
+        if plan.cp > 1:
+            positions = Positions.of(attention_blocks(plan, job.seq_length), cp_rank // plan.ulysses_degree)
+        self.chunks = [
+            Chunk(self.model, stages[stage], self._initial, kernel_set, positions, self._record)
+            for stage in made.chunks
+        ]
+        self._shard = shards(plan, job.seq_length)[cp_rank]
+        self._loader = job.loader(self.mesh.shard_index(communicator.rank))
+        section = config.optimizer
+        beta1, beta2 = section.betas
+        rules = {"include": section.weight_decay_include, "exclude": section.weight_decay_exclude}
+        self._optimizer = AdamW(
+            self.chunks,
+            {weight.name: decays(weight, **rules) for weight in self.model.weights if weight.trainable},
+            betas=(beta1, beta2),
+            eps=section.eps,
+            weight_decay=section.weight_decay,
+        )
+        self._inputs: list[dict[str, Tensor]] = []
+        self._divisors = np.ones(len(self.model.losses))
+        self._result: StepResult | None = None
+        variables = {"batches": self._next_inputs(), "optimizer": _Update(self)}
+        self._execution = Execution(made, self.chunks, variables)
+        self._execution.set_up()
+
+    def _initial(self, weight: Weight) -> Tensor:
+        return Tensor(initial_values(weight, seed=self.job.config.training.seed).astype(self.job.dtype))
+
+    def _next_inputs(self) -> Iterator[dict[str, Tensor]]:
+        while True:
+            yield self._inputs.pop(0)
+
+    def train_step(self) -> StepResult:
+        """Train on the next global batch. Collective over the world. Raises UserError as `training_step` does."""
+        plan = self.job.plan
+        batches = own_tokens(self._loader.micro_batches(self.consumed), self._shard, len(self.model.losses))
+        counts = self._start_step(list(batches))
+        self._execution.step()
+        result = self._result
+        assert result is not None, "the program's last phase calls the optimizer"
+        result = evolve(result, valid_tokens=int(counts[0]))
+        if self.job.model.expert_layers:
+            self.loads = self._record.collect(self.groups["world"])
+            result = evolve(result, balance_loss=self.loads.balance_loss)
+            if result.updated:
+                self._update_biases(self.loads)
+        self.step += 1
+        self.consumed += plan.global_batch_size
+        return result
+
+    def _start_step(self, batches: list[MicroBatch]) -> np.ndarray:
+        """Make inputs of the micro-batches, and return how many tokens of the global batch count for each loss.
+
+        A loss that is the mean over the tokens of the global batch is, for HyperParallel, which multiplies by
+        1/(world_size // pp)/micro-batches and adds up, a sum times what makes up for that. Tensor-parallel ranks, which
+        each have the same loss, are among those that it divides by.
+        """
+        loss_group, losses = self.groups["loss"], len(self.model.losses)
+        counts = loss_group.all_reduce(np.sum([batch.counts(losses) for batch in batches], axis=0))
+        if not counts[0]:
+            raise no_tokens()
+        self._divisors = np.where(counts, counts, 1)
+        factors = np.array(self.model.loss_weights) * loss_group.size * len(batches) / self._divisors
+        for chunk in self.chunks:
+            chunk.start_step(factors.tolist())
+        together = [batches] if self.job.plan.pp > 1 else [[batch] for batch in batches]
+        self._inputs = [tensors(rows) for rows in together]
+        return counts
+
+    def _finish_step(self, norm: float) -> None:
+        sums = np.sum([chunk.sums for chunk in self.chunks], axis=0)
+        means = self.groups["pp"].all_reduce(self.groups["loss"].all_reduce(sums)) / self._divisors
+        updated = bool(np.isfinite(means).all()) and math.isfinite(norm)
+        if updated:
+            self._optimizer.step(self.lr)
+        elif not self.job.config.training.use_skip_step_on_nan:
+            raise not_finite(means, norm, self.lr)
+        mtp = float(means[1]) if len(means) > 1 else None
+        self._result = StepResult(float(means[0]), norm, 0, updated, mtp)
+
+    def _update_biases(self, loads: ExpertLoads) -> None:
+        """Move each router's bias as `expert_parallel.update_biases` does; every rank has all of them."""
+        layers = {weight.name: layer for layer, weight in self.model.expert_biases.items()}
+        for name, parameter in named_parameters(self.chunks):
+            if name in layers:
+                tokens = loads.tokens_per_expert[loads.layers.index(layers[name])]
+                bias = local(parameter)
+                towards = np.sign(tokens.mean() - tokens) * self.model.bias_update_rate
+                with ms._no_grad():
+                    bias.copy_(Tensor((bias.asnumpy() + towards).astype(bias.asnumpy().dtype)))
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the next step applies."""
+        return self.job.schedule(self.step)
+
+    @property
+    def held(self) -> int:
+        """How many parameters this rank holds between steps."""
+        return sum(math.prod(local(parameter).shape) for _, parameter in named_parameters(self.chunks))
+
+
+class _Update:
+    """What the program's call of an optimizer does."""
+
+    def __init__(self, trainer: HyperParallelTrainer) -> None:
+        self._trainer = trainer
+
+    def step(self, norm: float) -> None:
+        """Update the parameters if the gradients' norm and the losses are finite."""
+        self._trainer._finish_step(norm)
+
+
+def _in_one_type(job: Job) -> TrainConfig:
+    """The file with the type that this device computes in, which may not be the one it names."""
+    return evolve(job.config, model=evolve(job.config.model, compute_dtype=job.precision.param_dtype))
