@@ -9,9 +9,10 @@ import pytest
 from parallel_config import TrainConfig, load, loads
 from parallel_trainer import run_mindformer
 from parallel_trainer.cli import main
-from parallel_trainer.engines.choice import VARIABLE, choose
+from parallel_trainer.engines.choice import VARIABLE, Choice, check_trains, choose
 from parallel_trainer.engines.hyperparallel.calls import Call, Module, Name, Parameter, Program, Use, parts
 from parallel_trainer.engines.hyperparallel.program import check, program
+from parallel_trainer.engines.hyperparallel.refusals import unserved
 from parallel_trainer.engines.hyperparallel.render import lines
 from parallel_trainer.errors import UserError
 from parallel_trainer.kernels import kernels
@@ -419,24 +420,51 @@ def test_plan_shows_the_calls_without_data(capsys: pytest.CaptureFixture[str], m
     assert "--rank 8 must be 0 … 7" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["run"], ["verify", "--nproc", "2"]])
-def test_training_with_it_is_refused_before_anything_else(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch
+def test_training_with_it_on_a_cpu_is_refused_before_anything_else(
+    capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "hyperparallel")
     monkeypatch.setattr("parallel_trainer.engines.choice.find_spec", lambda name: None)
     path = str(SCENARIOS[0])
-    assert main([command[0], path, *command[1:]]) == 2
+    assert main(["run", path]) == 2
     said = capsys.readouterr().err
-    assert f"{VARIABLE}=hyperparallel cannot train" in said
+    assert f"{VARIABLE}=hyperparallel trains on NPUs alone" in said
     assert "git clone" in said
     assert "build.sh --multicore off --shmem off --custom-ops off" in said
     assert "--engine native trains here" in said
     monkeypatch.setattr("parallel_trainer.engines.choice.find_spec", lambda name: object())
-    assert main([command[0], path, *command[1:]]) == 2
-    said = capsys.readouterr().err
-    assert "git clone" not in said
-    assert "declare weights without owning any" in said
+    assert main(["run", path]) == 2
+    assert "git clone" not in capsys.readouterr().err
+    assert main(["verify", path, "--nproc", "2"]) == 2
+    assert "verify trains with the native engine alone. Use --engine native" in capsys.readouterr().err
+
+
+def test_on_npus_it_needs_the_library(monkeypatch) -> None:
+    choice = Choice("hyperparallel", "--engine hyperparallel")
+    monkeypatch.setattr("parallel_trainer.engines.choice.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"hyperparallel cannot train yet:\s+- hyper_parallel has to be installed"):
+        check_trains(choice, "ascend")
+    monkeypatch.setattr("parallel_trainer.engines.choice.find_spec", lambda name: object())
+    check_trains(choice, "ascend")
+
+
+HELD_OUT = """{type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset,
+    config: {seq_length: 16, valid_data_path: [corpus/valid_text_document]}}"""
+
+
+@pytest.mark.filterwarnings("ignore::parallel_config.ConfigWarning")
+def test_what_a_run_does_not_do_yet_is_refused_with_a_way_out() -> None:
+    sections = {
+        "checkpoint: {enable_save: true, save_path: out}": ["checkpoint.enable_save", "Write false"],
+        "checkpoint: {enable_save: false, load_path: out}": ["checkpoint.load_path", "Remove it"],
+        f"eval_dataset: {{interval: 2, dataloader: {HELD_OUT}}}": ["eval_dataset must", "Remove the section"],
+    }
+    for section, said in sections.items():
+        (problem,) = map(str, unserved(config_of(more=section)))
+        assert all(part in problem for part in [*said, "--engine native"]), problem
+    (problem,) = map(str, unserved(config_of("cpu_offload: true")))
+    assert "parallelism.cpu_offload must be left out of a run" in problem
+    assert list(unserved(config_of())) == []
 
 
 def test_npus_need_ranks_that_msrun_starts(capsys: pytest.CaptureFixture[str]) -> None:

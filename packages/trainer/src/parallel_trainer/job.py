@@ -122,11 +122,19 @@ def degrees(plan: ParallelPlan) -> str:
     return " x ".join(parts)
 
 
-def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None, device: Device = "cpu") -> Job:
+def prepare(
+    config: TrainConfig,
+    world_size: int,
+    *,
+    dtype: str | None = None,
+    device: Device = "cpu",
+    engine: str = "native",
+) -> Job:
     """Infer the plan and open the data; everything that can be wrong before training starts is found here.
 
     dtype:  "float32" or "float64" to compute in that type whatever the file says.
     device: what ranks compute on. Nothing has run on "ascend" yet.
+    engine: what trains.
     Raises ConfigError for a configuration that breaks a rule, one UserError with all that this version cannot run or
     read.
     """
@@ -155,7 +163,7 @@ def prepare(config: TrainConfig, world_size: int, *, dtype: str | None = None, d
         raise UserError("parallel-train cannot run this file:", found)
     chosen, note = computing
     notes = [] if note is None else [note]
-    ignored = fields_without_effect(config)
+    ignored = fields_without_effect(config, engine)
     if ignored:
         notes.append(f"The file sets fields that have no effect here: {', '.join(ignored)}.")
     return Job(config, parallel_plan, model, device, chosen, schedule, dataset, watched or (), tuple(notes), held_out)

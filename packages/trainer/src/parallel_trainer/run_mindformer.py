@@ -18,6 +18,7 @@ from typing import NoReturn
 from device_mesh import launched
 
 from parallel_trainer.cli import run, say_errors
+from parallel_trainer.engines.choice import add_option
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Device
 from parallel_trainer.launch.joining import refuse
@@ -52,7 +53,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if args.output_dir is not None:
         output = args.output_dir / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     device = _DEVICES[args.device_target]
-    return run.run(argparse.Namespace(config=args.config, output=output, nproc=None, engine=None, device=device))
+    return run.run(argparse.Namespace(config=args.config, output=output, nproc=None, engine=args.engine, device=device))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output_dir", type=Path, metavar="DIR", help="folder in which the run makes its own (default: output)"
     )
+    add_option(parser)
     return parser
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from attrs import frozen
 from device_mesh import Communicator
 from mindspore import Tensor
+from parallel_config.schema import Training
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.errors import UserError
@@ -88,6 +89,20 @@ def training_step(
     elif not skip_non_finite:
         raise not_finite(means, norm, lr)
     return StepResult(float(means[0]), norm, int(counts[0]), updated, float(means[1]) if losses > 1 else None)
+
+
+def skipped_in_a_row(before: int, training: Training, *, updated: bool) -> int:
+    """How many steps have been skipped one after the other; `before` is that of the step before.
+
+    Raises UserError for as many as the section's limit.
+    """
+    skipped = 0 if updated else before + 1
+    if skipped >= training.max_consecutive_skipped_steps > 0:
+        raise UserError(
+            f"{skipped} steps in a row had a non-finite loss or gradient norm, and "
+            f"training.max_consecutive_skipped_steps is {training.max_consecutive_skipped_steps}."
+        )
+    return skipped
 
 
 def no_tokens() -> UserError:

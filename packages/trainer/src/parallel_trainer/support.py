@@ -111,18 +111,24 @@ _ACTED_ON |= {
 _ACTED_ON -= {"eval_dataset.dataloader.shuffle"}
 
 
-def fields_without_effect(config: TrainConfig) -> tuple[str, ...]:
-    """The fields that the file sets and this version does not act on; a section without any effect by its name.
+_ACTED_ON_BY_HYPERPARALLEL = _under("parallelism", "pipeline_parallel_p2p_transport") | _under(
+    "recompute", "mode", "full_recompute_layer", "select_module"
+)
+
+
+def fields_without_effect(config: TrainConfig, engine: str = "native") -> tuple[str, ...]:
+    """The fields that the file sets and `engine` does not act on; a section without any effect by its name.
 
     Without those that parallel-config has warned of.
     """
     written = {path.partition("[")[0] for path in written_fields(config)}  # a list counts as one field
     leaves = {path for path in written if not any(other.startswith(f"{path}.") for other in written)}
     model = CONFIGS.get(config.model.model_type or "")
-    acted_on = _ACTED_ON | (_under("model", *model.acted_on()) if model else frozenset())
+    by_engine = _ACTED_ON | (_ACTED_ON_BY_HYPERPARALLEL if engine == "hyperparallel" else frozenset())
+    acted_on = by_engine | (_under("model", *model.acted_on()) if model else frozenset())
     ignored = {path for path in leaves - acted_on if not path.startswith("model.rope_scaling.")}
     ignored -= set(inert_fields(config))
-    sections_with_effect = {_section(path) for path in _ACTED_ON}
+    sections_with_effect = {_section(path) for path in by_engine}
     return tuple(sorted({path if _section(path) in sections_with_effect else _section(path) for path in ignored}))
 
 

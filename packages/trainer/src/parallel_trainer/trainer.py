@@ -28,7 +28,7 @@ from parallel_trainer.parallel.pipeline import Order, Pipeline, model_layout, st
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 from parallel_trainer.parallel.sequence import shards
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
-from parallel_trainer.step import StepResult, training_step
+from parallel_trainer.step import StepResult, skipped_in_a_row, training_step
 
 
 class Trainer:
@@ -146,12 +146,7 @@ class Trainer:
                 update_biases(self.biases, self.loads, self.model.bias_update_rate)
         self.step += 1
         self.consumed += self.job.plan.global_batch_size
-        self.skipped = 0 if result.updated else self.skipped + 1
-        if self.skipped >= training.max_consecutive_skipped_steps > 0:
-            raise UserError(
-                f"{self.skipped} steps in a row had a non-finite loss or gradient norm, and "
-                f"training.max_consecutive_skipped_steps is {training.max_consecutive_skipped_steps}."
-            )
+        self.skipped = skipped_in_a_row(self.skipped, training, updated=result.updated)
         return result
 
     def evaluate(self) -> EvaluationResult:

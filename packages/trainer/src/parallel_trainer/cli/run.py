@@ -18,7 +18,7 @@ from parallel_config import ConfigError, load
 from parallel_trainer.checkpoint.agree import gather
 from parallel_trainer.checkpoint.resume import begins_from_nothing, check_loadable, restore, snapshot
 from parallel_trainer.checkpoint.save import Saver, saves
-from parallel_trainer.engines.choice import add_option, choose, train_natively
+from parallel_trainer.engines.choice import add_option, check_trains, choose
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
 from parallel_trainer.launch.joining import join, refuse, with_rank_environment
@@ -28,9 +28,12 @@ from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
 from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 if TYPE_CHECKING:
+    from parallel_trainer.engines.hyperparallel.trainer import HyperParallelTrainer
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles
     from parallel_trainer.trainer import Trainer
+
+    AnyTrainer = Trainer | HyperParallelTrainer
 
 
 _HOW_ON_ASCEND = (
@@ -76,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     _check_output(output)
     with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
         config = load(args.config)
-        train_natively(choose(args.engine, os.environ, config))
+        check_trains(choose(args.engine, os.environ, config), args.device)
         job = prepare(config, world_size)  # whatever is wrong is said here, before any rank starts
         check_loadable(job)
     if watched():
@@ -129,9 +132,10 @@ def _in_launch(launch: Launch, args: argparse.Namespace, output: Path) -> int:
         print(f"Rank 0 of {communicator.size} reports the run here; in the others' logs are only their errors.")
     with abort_on_error(communicator, message_only=(UserError, ConfigError)):
         config = load(args.config)
-        train_natively(choose(args.engine, os.environ, config))
-        job = prepare(config, communicator.size, device=args.device)
-        _train(job, communicator, output)
+        choice = choose(args.engine, os.environ, config)
+        check_trains(choice, args.device)
+        job = prepare(config, communicator.size, device=args.device, engine=choice.engine)
+        _train(job, communicator, output, choice.engine)
     return 0
 
 
@@ -150,13 +154,22 @@ def _check_npus(launch: Launch) -> None:
     mindspore.set_device("Ascend")
 
 
-def _train(job: Job, communicator: Communicator, output: Path) -> None:
+def _trainer(job: Job, communicator: Communicator, engine: str) -> AnyTrainer:
+    if engine == "hyperparallel":
+        from parallel_trainer.engines.hyperparallel.trainer import HyperParallelTrainer
+
+        return HyperParallelTrainer(job, communicator)
+    from parallel_trainer.trainer import Trainer
+
+    return Trainer(job, communicator)
+
+
+def _train(job: Job, communicator: Communicator, output: Path, engine: str) -> None:
     # MindSpore, matplotlib and TensorBoard, which the process that starts the ranks does without
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles, draw_curve_of
-    from parallel_trainer.trainer import Trainer
 
-    trainer = Trainer(job, communicator)
+    trainer = _trainer(job, communicator, engine)
     notes = _resume(trainer, communicator)
     saver = _saver(trainer, communicator)
     stop = StopRequest(communicator) if saver else None
@@ -200,7 +213,15 @@ def _train(job: Job, communicator: Communicator, output: Path) -> None:
             print(f"Checkpoints are in {saver.folder}; to go on from the newest: checkpoint.load_path: {saver.folder}")
 
 
-def _resume(trainer: Trainer, communicator: Communicator) -> list[str]:
+def _native(trainer: AnyTrainer) -> Trainer:
+    """A trainer that loads, saves and evaluates: the other engine refuses files that ask for that."""
+    from parallel_trainer.trainer import Trainer
+
+    assert isinstance(trainer, Trainer)
+    return trainer
+
+
+def _resume(trainer: AnyTrainer, communicator: Communicator) -> list[str]:
     """Load what the file starts from, and say so in lines for the user. Collective."""
     section = trainer.job.config.checkpoint
     notes = [f"Note: {note}" for note in trainer.job.notes]
@@ -208,21 +229,21 @@ def _resume(trainer: Trainer, communicator: Communicator) -> list[str]:
         return notes
     if gather(communicator, begins_from_nothing(section))[0]:
         return [*notes, f"Nothing is saved in {section.load_path} yet: the run begins anew, and saves there."]
-    resumed = restore(trainer, Path(section.load_path), optimizer=not section.no_load_optim)
+    resumed = restore(_native(trainer), Path(section.load_path), optimizer=not section.no_load_optim)
     what = f"Going on after step {resumed.step}, from" if resumed.step else "Starting from the weights of"
     return [f"{what} {resumed.folder}", *notes, *(f"Note: {note}" for note in resumed.notes)]
 
 
-def _saver(trainer: Trainer, communicator: Communicator) -> Saver | None:
+def _saver(trainer: AnyTrainer, communicator: Communicator) -> Saver | None:
     """What saves the run, if its file asks for that. Collective."""
     section = trainer.job.config.checkpoint
     if not saves(section):
         return None
-    take = partial(snapshot, trainer, optimizer=not section.no_save_optim)
+    take = partial(snapshot, _native(trainer), optimizer=not section.no_save_optim)
     return Saver(section, communicator, take, step=trainer.step)
 
 
-def _step(trainer: Trainer) -> StepRecord:
+def _step(trainer: AnyTrainer) -> StepRecord:
     lr, start = trainer.lr, time.perf_counter()
     result = trainer.train_step()
     seconds = time.perf_counter() - start
@@ -241,9 +262,9 @@ def _step(trainer: Trainer) -> StepRecord:
     )
 
 
-def _evaluate(trainer: Trainer) -> EvaluationRecord:
+def _evaluate(trainer: AnyTrainer) -> EvaluationRecord:
     start = time.perf_counter()
-    result, held_out = trainer.evaluate(), trainer.job.held_out
+    result, held_out = _native(trainer).evaluate(), trainer.job.held_out
     return EvaluationRecord(
         step=trainer.step,
         eval_loss=result.loss,
@@ -255,12 +276,12 @@ def _evaluate(trainer: Trainer) -> EvaluationRecord:
     )
 
 
-def _introduce(trainer: Trainer, notes: Iterable[str]) -> None:
+def _introduce(trainer: AnyTrainer, notes: Iterable[str]) -> None:
     job = trainer.job
     count = sum(weight.size for weight in trainer.model.weights)
     print(
         f"{job.config.model.model_type}: {count:,} parameters in {job.dtype}, of which this rank holds "
-        f"{trainer.weights.values.size:,}\n{job.summary}",
+        f"{trainer.held:,}\n{job.summary}",
         *notes,
         sep="\n",
         flush=True,

@@ -14,7 +14,7 @@ from attrs import frozen
 from device_mesh import launched
 from parallel_config import load
 
-from parallel_trainer.engines.choice import choose, train_natively
+from parallel_trainer.engines.choice import check_native, choose
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
 from parallel_trainer.launch.mpiexec import run_ranks
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if launched() is not None:
         raise UserError("parallel-train verify starts its ranks itself: call it without mpiexec or msrun.")
     config = load(args.config)
-    train_natively(choose(None, os.environ, config))
+    check_native(choose(None, os.environ, config), "verify")
     if args.steps is None:
         args.steps = min(3, config.training.steps)
     for name, least in (("nproc", 2), ("steps", 1)):

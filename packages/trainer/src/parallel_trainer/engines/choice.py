@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import NoReturn
 
 from attrs import fields, frozen
 from parallel_config import TrainConfig
@@ -20,10 +19,6 @@ INSTALL = (
     "hyper_parallel has to be installed, and PyPI does not have it. On a machine with Ascend NPUs and MindSpore 2.10: "
     "git clone --branch r1.0.0 https://gitcode.com/mindspore/hyper-parallel.git, in it ./build.sh --multicore off "
     "--shmem off --custom-ops off, then pip install the wheel that it names."
-)
-_NO_MODEL = (
-    "HyperParallel shards the parameters of a model's modules, and the models of this version declare weights without "
-    "owning any: none of them can be given to it yet, on any machine."
 )
 
 
@@ -60,16 +55,23 @@ def choose(option: str | None, environment: Mapping[str, str], config: TrainConf
     return Choice(config.extensions.engine, f"extensions.engine {config.extensions.engine}")
 
 
-def train_natively(choice: Choice) -> None:
-    """Return where this project trains itself; raise UserError with all that keeps another engine from training."""
-    if choice.engine != "native":
-        _refuse(choice)
-
-
-def _refuse(choice: Choice) -> NoReturn:
+def check_trains(choice: Choice, device: str) -> None:
+    """Raise UserError where the engine cannot train on `device`, with all that it needs."""
+    if choice.engine == "native":
+        return
     problems = [] if find_spec("hyper_parallel") else [INSTALL]
-    raise UserError(
-        f"{choice.where} cannot train; it can be shown (parallel-train plan FILE --engine hyperparallel --world-size "
-        "RANKS). --engine native trains here.",
-        [*problems, _NO_MODEL],
-    )
+    if device != "ascend":
+        raise UserError(
+            f"{choice.where} trains on NPUs alone, by run_mindformer --device_target Ascend under msrun "
+            "(docs/ascend.md): HyperParallel 1.0 shards no parameters on a CPU. Its calls can be shown here "
+            "(parallel-train plan FILE --engine hyperparallel --world-size RANKS). --engine native trains here.",
+            problems,
+        )
+    if problems:
+        raise UserError(f"{choice.where} cannot train yet:", problems)
+
+
+def check_native(choice: Choice, what: str) -> None:
+    """Raise UserError where `what` is asked of another engine than this project itself."""
+    if choice.engine != "native":
+        raise UserError(f"{choice.where}: {what} trains with the native engine alone. Use --engine native.")

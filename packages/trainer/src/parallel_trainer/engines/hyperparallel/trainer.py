@@ -32,7 +32,7 @@ from parallel_trainer.parallel.pipeline import stage_units
 from parallel_trainer.parallel.routing_record import ExpertLoads
 from parallel_trainer.parallel.sequence import attention_blocks, shards
 from parallel_trainer.parallel.weights import Weight, initial_values
-from parallel_trainer.step import StepResult, no_tokens, not_finite
+from parallel_trainer.step import StepResult, no_tokens, not_finite, skipped_in_a_row
 from parallel_trainer.trainer import own_tokens, start_mindspore
 
 
@@ -101,7 +101,6 @@ class HyperParallelTrainer:
 
     def train_step(self) -> StepResult:
         """Train on the next global batch. Collective over the world. Raises UserError as `training_step` does."""
-        plan = self.job.plan
         batches = own_tokens(self._loader.micro_batches(self.consumed), self._shard, len(self.model.losses))
         counts = self._start_step(list(batches))
         self._execution.step()
@@ -114,7 +113,8 @@ class HyperParallelTrainer:
             if result.updated:
                 self._update_biases(self.loads)
         self.step += 1
-        self.consumed += plan.global_batch_size
+        self.consumed += self.job.plan.global_batch_size
+        self.skipped = skipped_in_a_row(self.skipped, self.job.config.training, updated=result.updated)
         return result
 
     def _start_step(self, batches: list[MicroBatch]) -> np.ndarray:
