@@ -35,6 +35,8 @@ def _layers(specs: Sequence[str]) -> set[int | None]:
 
 
 def wrap(modules: Sequence[Module]) -> Iterator[Call]:
-    """Each module in its wrapper's place."""
+    """Each module in its wrapper's place, computed again to its end."""
+    wrapper = Name("hyper_parallel.core.activation_checkpoint.checkpoint_wrapper")
     for module in modules:
-        yield Call(Name("hyper_parallel.core.activation_checkpoint.checkpoint_wrapper"), (module,), result=module)
+        why = "it would stop between the start and the end of an exchange of tokens, whose buffers are then in use"
+        yield Call(wrapper, (module,), {"early_stop": False}, result=module, why=why)
