@@ -1,11 +1,12 @@
 """Plans on ranks of msrun, which compute on NPUs or on CPUs, against one rank on the CPU; in float32, three steps.
 
-    python on_devices.py --device {cpu,ascend} --world-size N [--cases REGEX] [--scenarios]
+    python on_devices.py --device {cpu,ascend} --world-size N [--engine ENGINE] [--cases REGEX] [--scenarios]
 
 Trains one plan of the parity matrix for every kind of plan that N ranks can have, or all whose name has REGEX in it;
-with --scenarios also the specification's, complete files for eight ranks. Every plan is a launch of its own, by the
-reference's start-up line. Prints the largest relative differences of each; exit code 1 where one is too large or a
-launch fails. Nothing has run on ascend yet.
+with --scenarios also the specification's, complete files for eight ranks. With --engine hyperparallel, those that this
+engine takes, against one rank of the native one. Every plan is a launch of its own, by the reference's start-up line.
+Prints the largest relative differences of each; exit code 1 where one is too large or a launch fails. Nothing has run
+on ascend yet.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from random import Random
@@ -29,7 +30,7 @@ from cases import CASES, SCENARIO_STEPS, SCENARIOS, WORLDS, Case
 from corpora import write_corpora
 from device_mesh import connect
 from msrun import MODULE, msrun
-from parallel_config import load
+from parallel_config import load, loads
 from parallel_trainer.cli.verify import TOLERANCES, Tolerance
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import prepare
@@ -42,10 +43,7 @@ ALLOWED = {"cpu": TOLERANCES["float32"], "ascend": Tolerance(loss=2e-3, grad_nor
 
 LOSSES = ("loss", "mtp_loss", "balance_loss")
 LAUNCH_SECONDS = 900.0
-NO_ENGINE = (
-    "--engine hyperparallel cannot train: it shards the parameters of a model's modules, and the models of this "
-    "version own none. Use --engine native."
-)
+ON_NPUS = "--engine hyperparallel trains on NPUs alone. Use --device ascend, or --engine native."
 
 Steps = Sequence[Mapping[str, float | None]]
 """By step the numbers of `StepRecord` by name; None where one is not finite or the model has none."""
@@ -55,24 +53,46 @@ class LaunchFailed(Exception):
     """The ranks did not come to the end of the run."""
 
 
-def drawn(world: int, pattern: str | None) -> list[Case]:
+def drawn(world: int, pattern: str | None, wanted: Callable[[Case], bool] = lambda case: True) -> list[Case]:
     """Plans for `world` ranks, in float32: those with `pattern` in their name; without one, one plan of each kind."""
     narrow = (evolve(case, model=evolve(case.model, dtype="float32")) for case in CASES if case.world == world)
     cases = list(dict.fromkeys(narrow))
     if pattern is not None:
-        return [case for case in cases if re.search(pattern, case.name)]
-    kinds = {case.dimensions: case for case in Random(world).sample(cases, len(cases))}
+        return [case for case in cases if re.search(pattern, case.name) and wanted(case)]
+    kinds = {case.dimensions: case for case in Random(world).sample(cases, len(cases)) if wanted(case)}
     return list(kinds.values())
 
 
-def files(world: int, pattern: str | None, scenarios: bool, texts: Mapping[str, str]) -> dict[str, str]:
-    """What the YAML files of the plans say, by name of the plan."""
-    found = {case.name: case.yaml(texts) for case in drawn(world, pattern)}
+def files(
+    world: int, pattern: str | None, scenarios: bool, texts: Mapping[str, str], engine: str = "native"
+) -> dict[str, str]:
+    """What the YAML files of the plans say that the engine takes, by name of the plan."""
+    found = {
+        case.name: case.yaml(texts)
+        for case in drawn(world, pattern, lambda case: takes(engine, case.yaml(texts), world))
+    }
     for path in (path for path in SCENARIOS if scenarios and re.search(pattern or "", path.stem)):
         text, count = re.subn(r"(?m)^  steps: \d+$", f"  steps: {SCENARIO_STEPS}", path.read_text(encoding="utf-8"))
         assert count == 1, f"{path} must have one line for training.steps"
-        found[path.stem] = text
+        if takes(engine, text, world):
+            found[path.stem] = text
     return found
+
+
+def takes(engine: str, text: str, world: int) -> bool:
+    """Whether an engine trains what a file says."""
+    if engine == "native":
+        return True
+    from parallel_trainer.engines.hyperparallel.program import check
+    from parallel_trainer.engines.hyperparallel.refusals import unserved
+
+    with warnings.catch_warnings(action="ignore"):
+        config = loads(text)
+    try:
+        check(config, world)
+    except UserError:
+        return False
+    return not any(unserved(config))
 
 
 def alone(file: Path) -> Steps:
@@ -85,10 +105,10 @@ def alone(file: Path) -> Steps:
     return [{name: getattr(result, name) for name in (*LOSSES, "grad_norm")} for result in results]
 
 
-def together(file: Path, world: int, device: str) -> Steps:
+def together(file: Path, world: int, device: str, engine: str) -> Steps:
     """The steps of a file as its run on `world` ranks of msrun wrote them down. Raises LaunchFailed."""
     output = file.parent / f"{file.stem}-runs"
-    program = [*MODULE, "--config", str(file), "--mode", "1", "--device_target", TARGETS[device]]
+    program = [*MODULE, "--config", str(file), "--mode", "1", "--device_target", TARGETS[device], "--engine", engine]
     try:
         done = msrun(file.parent, world, *program, "--output_dir", str(output), seconds=LAUNCH_SECONDS)
     except subprocess.TimeoutExpired:
@@ -118,11 +138,11 @@ def _relative(value: float | None, other: float | None) -> float:
     return abs(other - value) / abs(value) if value else abs(other)
 
 
-def compare(name: str, file: Path, world: int, device: str) -> bool:
+def compare(name: str, file: Path, world: int, device: str, engine: str) -> bool:
     """Train a file both ways, print a line of the table, and return whether the two are equal within the tolerance."""
     allowed = ALLOWED[device]
     try:
-        one, many = alone(file), together(file, world, device)
+        one, many = alone(file), together(file, world, device, engine)
         loss, grad_norm = difference(one, many, LOSSES), difference(one, many, ("grad_norm",))
     except (LaunchFailed, UserError) as error:
         print(f"{'':9}  {'':9}  FAILED     {name}\n{error}", flush=True)
@@ -135,24 +155,25 @@ def compare(name: str, file: Path, world: int, device: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the chosen plans and return the exit code."""
     args = _parse(argv)
-    if args.engine == "hyperparallel":
-        print(NO_ENGINE, file=sys.stderr)
+    if args.engine == "hyperparallel" and args.device != "ascend":
+        print(ON_NPUS, file=sys.stderr)
         return 2
     allowed = ALLOWED[args.device]
     with tempfile.TemporaryDirectory() as temporary, chdir(temporary):  # the scenarios' corpus is in ./output
         folder = Path(temporary)
-        plans = files(args.world_size, args.cases, args.scenarios, write_corpora(folder))
+        plans = files(args.world_size, args.cases, args.scenarios, write_corpora(folder), args.engine)
         print(
-            f"{len(plans)} plans on {args.world_size} ranks of msrun, {args.device}, against one rank on the CPU: "
-            f"all steps, in float32.\nLargest relative differences; equal: losses within {allowed.loss:g}, gradient "
-            f"norms within {allowed.grad_norm:g}.\n\n{'loss':>9}  {'grad norm':>9}  {'':9}  plan",
+            f"{len(plans)} plans on {args.world_size} ranks of msrun, {args.device}, engine {args.engine}, against one "
+            f"rank on the CPU: all steps, in float32.\nLargest relative differences; equal: losses within "
+            f"{allowed.loss:g}, gradient norms within {allowed.grad_norm:g}.\n\n"
+            f"{'loss':>9}  {'grad norm':>9}  {'':9}  plan",
             flush=True,
         )
         equal = []
         for number, (name, text) in enumerate(plans.items()):
             file = folder / f"plan-{number}.yaml"
             file.write_text(text, encoding="utf-8")
-            equal.append(compare(name, file, args.world_size, args.device))
+            equal.append(compare(name, file, args.world_size, args.device, args.engine))
     print(f"\n{sum(equal)} of {len(equal)} plans are equal to one rank.")
     return 0 if equal and all(equal) else 1
 

@@ -45,11 +45,11 @@ def test_a_wrong_number_in_the_last_step_is_said_and_fails(
     right = [{"loss": 4.0, "grad_norm": 0.3}, {"loss": 3.9, "grad_norm": 0.4}]
     wrong = [*right[:-1], right[-1] | {name: right[-1][name] * factor}]
     monkeypatch.setattr(on_devices, "alone", lambda file: right)
-    monkeypatch.setattr(on_devices, "together", lambda file, world, device: wrong)
+    monkeypatch.setattr(on_devices, "together", lambda file, world, device, engine: wrong)
     assert main(on_cpu(SHARDED)) == 1
     ((_, _, verdict, _),) = LINE.findall(capfd.readouterr().out)
     assert verdict == "DIFFERENT"
-    monkeypatch.setattr(on_devices, "together", lambda file, world, device: right)
+    monkeypatch.setattr(on_devices, "together", lambda file, world, device, engine: right)
     assert main(on_cpu(SHARDED)) == 0
 
 
@@ -76,11 +76,33 @@ def test_a_pattern_that_names_no_plan_fails(capfd: pytest.CaptureFixture[str]) -
     assert "0 of 0 plans" in capfd.readouterr().out
 
 
-def test_hyperparallel_is_refused_in_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_hyperparallel_trains_on_npus_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main([*on_cpu(SHARDED), "--engine", "hyperparallel"]) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("--engine hyperparallel cannot train: ")
+    assert err.startswith("--engine hyperparallel trains on NPUs alone.")
+    launched: list[tuple[str, ...]] = []
+
+    def msrun(folder: Path, workers: int, *program: str, seconds: float) -> subprocess.CompletedProcess[str]:
+        launched.append(program)
+        raise subprocess.TimeoutExpired(program, seconds)
+
+    monkeypatch.setattr(on_devices, "alone", lambda file: [])
+    monkeypatch.setattr(on_devices, "msrun", msrun)
+    names = f"^({SHARDED}|1x1x2x1-colossal-zigzag-sum-default-acc3-float32-untied-kv8-padded)$"
+    on_npus = ["--device", "ascend", "--world-size", "2", "--engine", "hyperparallel"]
+    assert main([*on_npus, "--cases", names]) == 1
+    assert "0 of 1 plans" in capfd.readouterr().out
+    assert [program[-4:] for program in launched[:1]] == [
+        ("--engine", "hyperparallel", "--output_dir", launched[0][-1])
+    ]
+
+
+def test_hyperparallel_takes_every_scenario(corpora: dict[str, str]) -> None:
+    found = on_devices.files(8, "^(over|[0-9][.])", True, corpora, "hyperparallel")
+    assert set(found) == {path.stem for path in SCENARIOS}
 
 
 def test_scenarios_are_for_eight_ranks(capfd: pytest.CaptureFixture[str]) -> None:
