@@ -176,7 +176,7 @@ def test_every_file_can_be_trained_where_it_is(
         prepare(on_one_rank(load(file)), 1)
         return [{"loss": 1.0, "grad_norm": 1.0}]
 
-    def together(file: Path, world: int, device: Device) -> Steps:
+    def together(file: Path, world: int, device: Device, engine: str) -> Steps:
         return [{"loss": float(prepare(load(file), world, device=device).plan.world_size == 8), "grad_norm": 1.0}]
 
     monkeypatch.setattr(on_devices, "alone", alone)
