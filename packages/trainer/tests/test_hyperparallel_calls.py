@@ -346,6 +346,12 @@ REFUSED = [
         ["swap.enable must be left out", "not mapped"],
     ),
     ("", QWEN, "recompute: {mode: select, select_module: {attention: [0]}}", ["matches none", "self_attn.q_proj"]),
+    (
+        "context_parallel: 2, context_parallel_method: ulysses, context_parallel_async: true",
+        QWEN,
+        "recompute: {mode: select, select_module: {'self_attn.core_attention': [0]}}",
+        ["must not name self_attn.core_attention alone", "Name self_attn, write"],
+    ),
     ("dense_fsdp_shard_size: 2", QWEN, "", ["dense_fsdp_shard_size must be left out"]),
 ]
 

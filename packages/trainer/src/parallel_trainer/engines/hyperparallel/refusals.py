@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from parallel_config import ParallelPlan, Problem, TrainConfig, written_fields
 
 from parallel_trainer.checkpoint.save import saves
-from parallel_trainer.engines.hyperparallel.blocks import EMBEDDING, HEAD, Block
+from parallel_trainer.engines.hyperparallel.blocks import CORE_ATTENTION, EMBEDDING, HEAD, Block
 from parallel_trainer.engines.hyperparallel.recompute import recomputed
 from parallel_trainer.engines.hyperparallel.tensor_parallel import divides
 
@@ -130,7 +130,17 @@ def unsplittable(config: TrainConfig, plan: ParallelPlan, blocks: Sequence[Block
                 suggestion = f"Use {fits[-1]}, or --engine native."
                 yield config.source.problem("parallelism.tensor_parallel", plan.tp, rule, suggestion)
                 return
-    if config.recompute.mode == "select" and not any(recomputed(config.recompute, blocks)):
+    again = list(recomputed(config.recompute, blocks))
+    if plan.cp > 1 and plan.context_parallel_async and any(each.name.endswith(CORE_ATTENTION) for each in again):
+        rule = (
+            f"must not name {CORE_ATTENTION} alone with context_parallel_async {_WITH}: computed again, it would wait "
+            "for exchanges that began outside of it"
+        )
+        suggestion = "Name self_attn, write context_parallel_async: false, or use --engine native."
+        yield config.source.problem(
+            "recompute.select_module", list(config.recompute.select_module or ()), rule, suggestion
+        )
+    if config.recompute.mode == "select" and not again:
         names = sorted({name for block in blocks if block.layer is not None for name in block.modules})
         rule = f"must name a module of its layers {_WITH}, and matches none"
         patterns = list(config.recompute.select_module or ())
