@@ -454,6 +454,15 @@ def test_on_npus_it_needs_the_library(monkeypatch) -> None:
     check_trains(choice, "ascend")
 
 
+def test_the_reference_s_start_up_line_passes_the_engine_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("parallel_trainer.cli.run.run", lambda args: asked.append((args.device, args.engine)) or 0)
+    line = ["--config", "run.yaml", "--device_target", "Ascend"]
+    assert run_mindformer.main([*line, "--engine", "hyperparallel"]) == 0
+    assert run_mindformer.main(line) == 0
+    assert asked == [("ascend", "hyperparallel"), ("ascend", None)]
+
+
 HELD_OUT = """{type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset,
     config: {seq_length: 16, valid_data_path: [corpus/valid_text_document]}}"""
 

@@ -405,6 +405,18 @@ def test_norm_and_clipping_are_numpys_whether_in_main_grad_or_grad() -> None:
     np.testing.assert_allclose(left, np.array(gradients) / 5, rtol=1e-5)
 
 
+def test_parameters_are_the_same_after_they_were_moved() -> None:
+    net = Net()
+    parameters = net.trainable_params()
+    parameters[0].requires_grad = False
+    before = [parameter.asnumpy().copy() for parameter in parameters]
+    runtime.move_to("CPU", [net])
+    after = list(net.get_parameters())
+    assert [id(parameter) for parameter in after] == [id(parameter) for parameter in parameters]
+    assert [parameter.requires_grad for parameter in after] == [False, True]
+    np.testing.assert_array_equal([parameter.asnumpy() for parameter in after], before)
+
+
 def test_modules_of_a_cell_are_found_by_name(recorder: Recorder) -> None:
     net = Net()
     made = small(Call(Name("builtins.id"), (Module("model.layers.1.norm"),), result="found"))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import mindspore as ms
 import numpy as np
 import pytest
+from device_mesh import connect
 from mask_compression import from_lengths
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 from parallel_config import loads, plan
 from parallel_trainer.batch import IGNORED_LABEL, MicroBatch, look_ahead
+from parallel_trainer.engines.hyperparallel import modules
 from parallel_trainer.engines.hyperparallel.blocks import rank_chunks
 from parallel_trainer.engines.hyperparallel.inputs import micro_batch, tensors
 from parallel_trainer.engines.hyperparallel.model import Chunk, Positions, walk
+from parallel_trainer.engines.hyperparallel.modules import Borders, Logits, Owner, RowLinear, Table
 from parallel_trainer.engines.hyperparallel.routing import ForwardRecord
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
@@ -115,3 +120,72 @@ def test_a_micro_batch_comes_back_from_its_tensors() -> None:
         for name in names[:-1]:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert back.counts(2).tolist() == second.counts(2).tolist()
+
+
+def test_tokens_that_are_routed_again_in_a_backward_pass_do_not_count() -> None:
+    record = ForwardRecord(["layer"], 3)
+    with record.forward():
+        record.add_tokens("layer", np.array([[0, 2], [2, 1]]))
+        record.add_loss("layer", 0.5)
+    record.add_tokens("layer", np.array([[0, 2], [2, 1]]))
+    record.add_loss("layer", 0.5)
+    loads = record.collect(connect("single"))
+    assert loads.tokens_per_expert.tolist() == [[1, 1, 2]]
+    assert loads.balance_loss == 0.5
+
+
+class OfRanks:
+    """A mesh of three ranks, this one being the second; what is distributed over it is written down."""
+
+    def size(self) -> int:
+        return 3
+
+    def get_local_rank(self) -> int:
+        return 1
+
+
+class Distributed(NamedTuple):
+    local: Tensor
+    placement: str
+
+    @classmethod
+    def from_local(cls, local: Tensor, mesh: OfRanks, placements: tuple[str]) -> Distributed:
+        return cls(local, *placements)
+
+    def to_local(self) -> Tensor:
+        return self.local
+
+
+def test_what_a_rank_of_tensor_parallelism_returns_is_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum over ranks of a row-split product, bias once; a part of the vocabulary; own tokens of a whole table."""
+    stand_in = {"DTensor": Distributed, "Shard": lambda dim: f"Shard({dim})", "Partial": lambda: "Partial()"}
+    monkeypatch.setattr(modules, "imported", lambda name: stand_in[name.path.rpartition(".")[2]])
+    cpu, borders = kernels("cpu"), Borders(OfRanks())
+    generator = np.random.default_rng(0)
+    weight, bias, x = (generator.normal(size=shape) for shape in ((6, 9), (6,), (6, 9)))
+
+    def holding(kind: type[Owner], of_rank: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> Owner:
+        owner = kind(cpu, borders, {name: Tensor(value) for name, value in whole.items()})
+        for name, value in of_rank.items():
+            owner._params[name] = Parameter(Tensor(value), name=name)
+        return owner
+
+    parts = []
+    for rank in range(3):
+        columns = slice(3 * rank, 3 * rank + 3)
+        rows = holding(RowLinear, {"weight": weight[:, columns].copy()}, {"weight": weight, "bias": bias})
+        parts.append(borders.summand(rows(Tensor(x[:, columns].copy()))))
+    assert {part.placement for part in parts} == {"Partial()"}
+    np.testing.assert_allclose(sum(part.local.asnumpy() for part in parts), x @ weight.T + bias, rtol=1e-5)
+
+    split = holding(Logits, {"weight": weight[2:4].copy()}, {"weight": weight})(Tensor(x))
+    np.testing.assert_allclose(split.local.asnumpy(), x @ weight[2:4].T)
+    assert split.placement == "Shard(1)"
+    assert holding(Logits, {}, {"weight": weight})(Tensor(x)).shape == (6, 6)
+
+    ids = Tensor(np.array([5, 0, 2, 3, 1, 4], np.int32))
+    table = holding(Table, {"weight": weight[2:4].copy()}, {"weight": weight})(ids)
+    expected = np.where(np.isin(ids.asnumpy(), (2, 3))[:, None], weight[ids.asnumpy()], 0)
+    np.testing.assert_array_equal(table.local.asnumpy(), expected)
+    assert table.placement == "Partial()"
+    np.testing.assert_array_equal(holding(Table, {}, {"weight": weight})(ids).asnumpy(), weight[[2, 3]])

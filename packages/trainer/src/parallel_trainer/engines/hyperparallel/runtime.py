@@ -1,4 +1,4 @@
-"""What runs beside HyperParallel's calls: seeds of the backward, the gradient norm."""
+"""What runs beside HyperParallel's calls: where parameters start, seeds of the backward, the gradient norm."""
 
 from __future__ import annotations
 
@@ -82,6 +82,12 @@ def named_parameters(chunks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for chunk in chunks:
         for name, parameter in chunk.parameters_and_names():
             yield name.replace("_ckpt_wrapped_module.", ""), parameter
+
+
+def move_to(device: str, chunks: Sequence[Any]) -> None:
+    """Bring parameters into the memory of `device`, "Ascend": fully_shard takes none that are elsewhere."""
+    for _, parameter in named_parameters(chunks):
+        parameter.data = parameter.to(device)
 
 
 def _gradients(chunks: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:

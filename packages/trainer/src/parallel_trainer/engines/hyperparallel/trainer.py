@@ -21,7 +21,7 @@ from parallel_trainer.engines.hyperparallel.optimizer import AdamW
 from parallel_trainer.engines.hyperparallel.program import program
 from parallel_trainer.engines.hyperparallel.refusals import unserved
 from parallel_trainer.engines.hyperparallel.routing import ForwardRecord
-from parallel_trainer.engines.hyperparallel.runtime import named_parameters
+from parallel_trainer.engines.hyperparallel.runtime import move_to, named_parameters
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
@@ -73,6 +73,8 @@ class HyperParallelTrainer:
             Chunk(self.model, stages[stage], self._initial, kernel_set, positions, self._record)
             for stage in made.chunks
         ]
+        if job.device == "ascend":
+            move_to("Ascend", self.chunks)
         self._shard = shards(plan, job.seq_length)[cp_rank]
         self._loader = job.loader(self.mesh.shard_index(communicator.rank))
         section = config.optimizer
