@@ -15,7 +15,7 @@ from mask_compression import CompressedMask, causal, from_lengths
 from mindspore import Tensor, nn, ops
 from parallel_config import ParallelPlan
 from parallel_trainer.kernels import kernels
-from parallel_trainer.parallel.context_parallel import Attention, build_attention
+from parallel_trainer.parallel.context_parallel import OF, Attention, build_attention
 from parallel_trainer.parallel.sequence import shards
 
 HEADS, HEAD_DIM, VALUE_DIM = 8, 4, 3
@@ -120,7 +120,7 @@ class AttentionCell(nn.Cell):
         self.set_grad(True)
 
     def construct(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        brought = [self._attention.bring(x) for x in (q, k, v)]
+        brought = [self._attention.bring(x, of) for x, of in zip((q, k, v), OF, strict=True)]
         return self._attention(*(arriving() for arriving in brought), scale=self._scale, mask=self._mask)
 
 

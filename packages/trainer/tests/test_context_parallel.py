@@ -18,7 +18,7 @@ from parallel_trainer.data.sample import make_sample, stack
 from parallel_trainer.data.settings import SampleSettings
 from parallel_trainer.job import prepare
 from parallel_trainer.kernels import kernels
-from parallel_trainer.parallel.context_parallel import LocalAttention, UlyssesAttention, cut, repeat_heads
+from parallel_trainer.parallel.context_parallel import OF, LocalAttention, UlyssesAttention, cut, repeat_heads
 from parallel_trainer.parallel.sequence import shards
 
 
@@ -101,7 +101,7 @@ class OnTheirWay(nn.Cell):
         self._attention, self._note = attention, note
 
     def construct(self, x: Tensor) -> Tensor:
-        q, k, v = (self._attention.bring(Noted.apply(x, self._note, name)) for name in ("q", "k", "v"))
+        q, k, v = (self._attention.bring(Noted.apply(x, self._note, of), of) for of in OF)
         return self._attention(q(), k(), v(), scale=1.0, mask=from_lengths([[4]]))
 
 

@@ -124,14 +124,14 @@ class LatentAttention:
         rows = batch.input_ids.shape
         table, interleaved = self._rotary_tables[batch], config.rope_interleave
         q_BSND = used.linear(q_NC, queries).reshape(*rows, -1, self._qk_size)
-        q = self.attention.bring(kernels.rotary(q_BSND, table, interleaved=interleaved))
+        q = self.attention.bring(kernels.rotary(q_BSND, table, interleaved=interleaved), "q")
         kv_BSND = used.linear(kv_NC, "self_attn.kv_b_proj").reshape(
             *rows, -1, config.qk_nope_head_dim + config.v_head_dim
         )
         k_BSND, v_BSND = kernels.split(kv_BSND, (config.qk_nope_head_dim, config.v_head_dim))
-        v = self.attention.bring(v_BSND)
+        v = self.attention.bring(v_BSND, "v")
         k_BS1R = kernels.rotary(k_NR.reshape(*rows, 1, -1), table, interleaved=interleaved)
-        k = self.attention.bring(kernels.concat(k_BSND, k_BS1R))
+        k = self.attention.bring(kernels.concat(k_BSND, k_BS1R), "k")
         out_BSND = self.attention(q(), k(), v(), scale=config.softmax_scale, mask=batch.mask)
         return used.row_linear(out_BSND.reshape(q_NC.shape[0], -1), "self_attn.o_proj")
 

@@ -24,7 +24,7 @@ from parallel_trainer.models.layers import (
     tables,
 )
 from parallel_trainer.models.qwen3_config import Qwen3Config
-from parallel_trainer.parallel.context_parallel import Attention, LocalAttention
+from parallel_trainer.parallel.context_parallel import OF, Attention, LocalAttention, Of
 from parallel_trainer.parallel.expert_parallel import ExpertParallel
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.parallel.weights import Weight
@@ -98,15 +98,15 @@ class GroupedQueryAttention:
         x_NH = used.tp.enter(x_TH)
 
         # Heads are what the weights hold, which may be a part of the model's.
-        def of(name: str) -> Tensor:
-            heads = used.linear(x_NH, f"self_attn.{name}_proj").reshape(*batch.input_ids.shape, -1, self._head_dim)
-            if name == "v":
+        def made(of: Of) -> Tensor:
+            heads = used.linear(x_NH, f"self_attn.{of}_proj").reshape(*batch.input_ids.shape, -1, self._head_dim)
+            if of == "v":
                 return heads
-            normed = used.norm(heads, f"self_attn.{name}_norm")
+            normed = used.norm(heads, f"self_attn.{of}_norm")
             return used.tp.kernels.rotary(normed, self._rotary_tables[batch])
 
         # Queries may travel while keys are made, and keys while values are.
-        q, k, v = (self.attention.bring(of(name)) for name in ("q", "k", "v"))
+        q, k, v = (self.attention.bring(made(of), of) for of in OF)
         out_BSND = self.attention(q(), k(), v(), scale=self._head_dim**-0.5, mask=batch.mask)
         return used.row_linear(out_BSND.reshape(x_NH.shape[0], -1), "self_attn.o_proj")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from attrs import evolve, frozen
@@ -31,6 +31,9 @@ from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.parallel.ring_attention import RingAttention
 from parallel_trainer.parallel.sequence import Ranges, attention_blocks
 
+Of = Literal["q", "k", "v"]
+OF: tuple[Of, ...] = ("q", "k", "v")
+
 
 class Attention(Protocol):
     """Softmax attention of the rank's own tokens, within what the mask lets them see of the whole sequences.
@@ -39,9 +42,9 @@ class Attention(Protocol):
     methods are collective over the context-parallel group, and so is what `bring` returns.
     """
 
-    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+    def bring(self, x: Tensor, of: Of) -> Callable[[], Tensor]:
         """Send q (B, S, heads, D), k (B, S, kv_heads, D) or v (B, S, kv_heads, Dv) of the rank's S tokens to where they
-        attend. What is returned is called, once, for what to attend with."""
+        attend; `of` says which. What is returned is called, once, for what to attend with."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
         """Of queries, keys and values that were brought, the result for the rank's own tokens, (B, S, heads, Dv).
@@ -53,7 +56,7 @@ class Attention(Protocol):
 class Here:
     """Attention whose queries, keys and values stay on the rank that made them until all are there."""
 
-    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+    def bring(self, x: Tensor, of: Of) -> Callable[[], Tensor]:
         """See `Attention.bring`: nothing is sent."""
         return lambda: x
 
@@ -140,7 +143,7 @@ class UlyssesAttention:
     inner: Attention
     under_way: bool = False
 
-    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+    def bring(self, x: Tensor, of: Of) -> Callable[[], Tensor]:
         """See `Attention.bring`: all tokens of the group come, with a part of the heads."""
         heads = x.shape[2]
         repeated = repeat_heads(x, math.lcm(heads, self.group.size) // heads)

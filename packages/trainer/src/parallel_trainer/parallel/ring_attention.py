@@ -10,7 +10,7 @@ Liu, Zaharia and Abbeel, "Ring Attention", arXiv:2310.01889.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from attrs import frozen
@@ -37,7 +37,7 @@ class RingAttention:
     group: Communicator
     blocks: Sequence[Ranges]
 
-    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+    def bring(self, x: Tensor, of: Literal["q", "k", "v"]) -> Callable[[], Tensor]:
         """See `Attention.bring`: nothing is sent yet."""
         return lambda: x
 

@@ -45,6 +45,7 @@ from parallel_trainer.models.layers import (
 )
 from parallel_trainer.models.multi_token import MultiTokenPrediction
 from parallel_trainer.models.unit import Unit
+from parallel_trainer.parallel.context_parallel import Of
 from parallel_trainer.parallel.expert_parallel import Halves
 from parallel_trainer.parallel.sequence import Ranges
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
@@ -170,14 +171,14 @@ class _Core:
 
     region: AttentionRegion
 
-    def bring(self, x: Tensor) -> Callable[[], Tensor]:
-        """See `Attention.bring`: all go together, as what comes between would be bypassed."""
-        return lambda: x
+    def bring(self, x: Tensor, of: Of) -> Callable[[], Tensor]:
+        """See `Attention.bring`: what HyperParallel starts after a handoff, it ends before the core."""
+        handed = getattr(self.region, f"{of}_handoff")(x)
+        return lambda: handed
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: CompressedMask) -> Tensor:
-        region = self.region
-        q, k, v = region.q_handoff(q), region.k_handoff(k), region.v_handoff(v)
-        return local(region.core_attention(q, k, v, scale, mask))
+        found: Tensor = local(self.region.core_attention(q, k, v, scale, mask))
+        return found
 
 
 class CoreAttention(nn.Cell):
