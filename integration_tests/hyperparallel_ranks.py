@@ -1,38 +1,75 @@
-"""What the ranks of one world size do with the double of HyperParallel, in one launch.
+"""What ranks do with the double of HyperParallel: 8 train scenarios, 4 drawn plans of four and two ranks.
 
     mpiexec -n WORLD python hyperparallel_ranks.py FOLDER
 
-Rank 0 writes FOLDER/hyperparallel-N.json: by the name of a check, what each rank found.
+FOLDER/corpora.json names the corpus of each text, and its folder is the working directory. Rank 0 writes
+FOLDER/hyperparallel-N.json: by the name of a plan or of a scenario in docs/, the largest relative differences from one
+rank of the native engine in float64, which runs first: HyperParallel's `backward` takes MindSpore over for good.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import numpy as np
+from cases import SCENARIO_STEPS, SCENARIOS, corpora
 from device_mesh import Communicator, abort_on_error, connect
+from device_mesh.single import SingleCommunicator
+from hyperparallel_cases import drawn
 from hyperparallel_checks import CHECKS
 from hyperparallel_stand_in import install
+from parallel_config import TrainConfig, load
+from parallel_trainer.engines.hyperparallel.trainer import HyperParallelTrainer
+from parallel_trainer.job import prepare
+from parallel_trainer.step import StepResult
+from parallel_trainer.trace import on_one_rank
+from parallel_trainer.trainer import Trainer
 
-Found = dict[str, dict[str, float | str]]
-
-
-def checks(communicator: Communicator) -> list[Found]:
-    """By rank, what each check found."""
-    forget = install(communicator)
-    import_module("hyper_parallel.platform.mindspore.autograd_compat").enable_mindspore_backward_compat()
-    found: Found = {}
-    for check in CHECKS:
-        found[check.__name__] = check(communicator)
-        forget()
-    return of_all_ranks(communicator, found)
+LOSSES = ("loss", "mtp_loss", "balance_loss")
+Numbers = dict[str, list[float]]
 
 
-def of_all_ranks(communicator: Communicator, found: Found) -> list[Found]:
+def numbers(trainer: Any) -> Numbers:
+    """Losses and gradient norms of a few steps, by name."""
+    results: list[StepResult] = [trainer.train_step() for _ in range(SCENARIO_STEPS)]
+    names = [*(name for name in LOSSES if getattr(results[0], name) is not None), "grad_norm", "valid_tokens"]
+    return {name: [getattr(result, name) for result in results] for name in names}
+
+
+def baselines(files: Mapping[str, TrainConfig], communicator: Communicator) -> dict[str, Numbers]:
+    """What each file's training is on one rank; files that differ in parallelism alone share it, and ranks the work."""
+    alone = {name: repr(_computed(config)) for name, config in files.items()}
+    own = {}
+    for number, settings in enumerate(dict.fromkeys(alone.values())):
+        if number % communicator.size == communicator.rank:
+            name = next(name for name, other in alone.items() if other == settings)
+            trainer = Trainer(prepare(on_one_rank(files[name]), 1, dtype="float64"), SingleCommunicator())
+            own[settings] = numbers(trainer)
+    found = {settings: of for rank in of_all_ranks(communicator, own) for settings, of in rank.items()}
+    return {name: found[settings] for name, settings in alone.items()}
+
+
+def _computed(config: TrainConfig) -> list[Any]:
+    return [getattr(config, name) for name in ("model", "training", "optimizer", "lr_scheduler", "train_dataset")]
+
+
+def differences(alone: Numbers, together: Numbers) -> dict[str, float]:
+    """The largest of a few steps, relative to one rank; of a loss without tokens, which is 0, absolute."""
+    found = {}
+    for name, values in alone.items():
+        one, many = np.array(values), np.array(together[name])
+        found[name] = float(np.max(np.abs(many - one) / np.where(one, np.abs(one), 1)))
+    return found
+
+
+def of_all_ranks(communicator: Communicator, found: Any) -> list[Any]:
     """What each rank found, by rank."""
     own = np.frombuffer(json.dumps(found).encode(), np.uint8)
     sizes = communicator.all_gather(np.array([len(own)])).tolist()
@@ -41,11 +78,47 @@ def of_all_ranks(communicator: Communicator, found: Found) -> list[Found]:
     return [json.loads(text[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
+def trained(communicator: Communicator, files: Mapping[str, TrainConfig], alone: Mapping[str, Numbers]) -> Any:
+    """By name how far each file's training by these ranks is from one rank."""
+    forget = install(communicator)
+    found = {}
+    for name, config in files.items():
+        trainer = HyperParallelTrainer(prepare(config, communicator.size), communicator)
+        found[name] = differences(alone[name], numbers(trainer))
+        forget()
+    return found
+
+
+def checked(communicator: Communicator) -> list[Any]:
+    """What each rank found in the double, by rank."""
+    forget = install(communicator)
+    import_module("hyper_parallel.platform.mindspore.autograd_compat").enable_mindspore_backward_compat()
+    found = {}
+    for check in CHECKS:
+        found[check.__name__] = check(communicator)
+        forget()
+    return of_all_ranks(communicator, found)
+
+
 def main(folder: Path) -> None:
     ms.set_device("CPU")
     communicator = connect()
+    warnings.filterwarnings("ignore", "Extensions of this project")
     with abort_on_error(communicator):
-        report = {"checks": checks(communicator)}
+        report: dict[str, Any] = {}
+        if communicator.size == 8:
+            files = {path.stem: load(path) for path in SCENARIOS}
+            report["trained"] = trained(communicator, files, baselines(files, communicator))
+        else:
+            texts, half = corpora(), communicator.split(communicator.rank // 2)
+            files = drawn(4, texts)
+            of_pairs = list(drawn(2, texts).items())
+            alone = baselines(files | dict(of_pairs), communicator)
+            report["trained"] = trained(communicator, files, alone)
+            own = trained(half, dict(of_pairs[communicator.rank // 2 :: 2]), alone)
+            for found in of_all_ranks(communicator, own):
+                report["trained"] |= found
+            report["checks"] = checked(communicator)
         if communicator.rank == 0:
             (folder / f"hyperparallel-{communicator.size}.json").write_text(json.dumps(report), encoding="utf-8")
 

@@ -6,7 +6,7 @@ executed as it is. It models what the calls compute, from HyperParallel's guides
 - meshes:     views of a flat world, sub-meshes and their groups. Axes that were given the backend "fake" have none.
 - tensors:    DTensors of equal parts on one mesh, and redistribution by collectives with gradients.
 - shards:     `shard_module`: parameters are cut, DTensors that go in and out of a module are redistributed by hooks.
-- units:      `fully_shard` on one or two axes: shards of rows, gathered for a forward and a backward pass, and gradients
+- units:      `fully_shard` on one or two axes: shards of rows, gathered for a forward and a backward pass, gradients
               reduced over shards and over every axis on which a parameter is replicated, tensor parallelism included.
 - contexts:   context parallelism as hooks on the core of attention, for whatever the core is.
 - stages:     pipeline stages and the order of 1F1B and interleaved 1F1B.

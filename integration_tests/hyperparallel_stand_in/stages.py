@@ -33,8 +33,8 @@ class PipelineStage:
             raise NotImplementedError("a stage with other arguments than its place, device, group and mesh")
         self.submodule, self.stage_index, self.stage_num, self.mesh = submodule, stage_index, stage_num, mesh
         self.group: Communicator = self.groups.of(group)
-        if self.group.ranks != mesh.rank_list:
-            raise ValueError(f"group of ranks {self.group.ranks} and mesh of ranks {mesh.rank_list}")
+        if (self.group.rank, self.group.size) != (mesh.get_local_rank(), mesh.size()):
+            raise ValueError(f"{group} and a mesh of ranks {mesh.rank_list}")
         submodule.set_grad(True)
         self.sent: list[Request] = []
         self._inputs: dict[int, list[Tensor]] = {}
@@ -258,12 +258,14 @@ class ScheduleInterleaved1F1B(_Schedule):
 class CheckpointWrapper(nn.Cell):
     """A module whose activations are computed again in the backward pass. Its attributes are found as its own."""
 
-    def __init__(self, module: nn.Cell) -> None:
+    def __init__(self, module: nn.Cell, early_stop: bool) -> None:
         super().__init__(auto_prefix=False)
-        self._ckpt_wrapped_module = module
+        self._ckpt_wrapped_module, self._early_stop = module, early_stop
 
     def construct(self, *arguments: Any, **keywords: Any) -> Any:
-        return ms.recompute(self._ckpt_wrapped_module, *arguments, use_reentrant=False, **keywords)
+        return ms.recompute(
+            self._ckpt_wrapped_module, *arguments, use_reentrant=False, early_stop=self._early_stop, **keywords
+        )
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -279,4 +281,4 @@ def checkpoint_wrapper(
 ) -> CheckpointWrapper:  # fmt: skip
     if swap_inputs or policy_fn or context_fn or group_swap:
         raise NotImplementedError("recomputation with a policy or with swapping")
-    return CheckpointWrapper(module)
+    return CheckpointWrapper(module, early_stop)
