@@ -26,6 +26,8 @@ EXACT = (*FLOATS, ms.float64)
 SIGNATURES = {
     "flash_attention_score": inspect.signature(ops.flash_attention_score),
     "gmm": inspect.signature(functools.partial(Gmm.__call__, None)),
+    "moe_token_permute": inspect.signature(ops.moe_token_permute),
+    "moe_token_unpermute": inspect.signature(ops.moe_token_unpermute),
     "rms_norm": inspect.signature(ops.rms_norm),
     "rotary_position_embedding": inspect.signature(ops.rotary_position_embedding),
     "swiglu": inspect.signature(ops.swiglu),
@@ -55,7 +57,7 @@ class WithBfloat16:
         return operator(*given).astype(ms.bfloat16)
 
 
-mint = WithBfloat16(ms.mint)
+mint, plain = WithBfloat16(ms.mint), WithBfloat16(ops)
 
 
 class AscendOperators:
@@ -124,6 +126,34 @@ def _rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]
     values = wide(x)
     reciprocal = mint.rsqrt(mint.mean(values * values, -1, True) + number(epsilon, values))
     return (values * reciprocal * wide(gamma)).astype(x.dtype), reciprocal
+
+
+def _moe_token_permute(
+    tokens: Tensor, indices: Tensor, num_out_tokens: None, padded_mode: bool
+) -> tuple[Tensor, Tensor]:
+    assert tokens.dtype in EXACT
+    assert indices.dtype == ms.int32
+    assert tokens.ndim == indices.ndim == 2
+    assert len(tokens) == len(indices) > 0
+    assert indices.shape[1] <= 512
+    assert num_out_tokens is None
+    assert padded_mode is False
+    order = np.argsort(indices.asnumpy().reshape(-1), kind="stable")
+    rows = plain.gather(tokens, Tensor((order // indices.shape[1]).astype(np.int32)), 0)
+    return rows, Tensor(np.argsort(order).astype(np.int32))
+
+
+def _moe_token_unpermute(
+    permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor, padded_mode: bool, restore_shape: None
+) -> Tensor:
+    assert permuted_tokens.dtype == probs.dtype
+    assert permuted_tokens.dtype in EXACT
+    assert sorted_indices.dtype == ms.int32
+    assert sorted_indices.shape == (len(permuted_tokens),) == (probs.size,)
+    assert padded_mode is False
+    assert restore_shape is None
+    of_tokens = plain.gather(permuted_tokens, sorted_indices, 0).reshape(*probs.shape, -1)
+    return mint.sum(of_tokens * probs.reshape(*probs.shape, 1), 1)
 
 
 def _swiglu(input: Tensor, dim: int) -> Tensor:

@@ -52,7 +52,7 @@ def test_gradient_of_the_auxiliary_loss_is_that_of_its_definition(divisor: int) 
     generator = np.random.default_rng(0)
     probabilities = generator.random((ROWS * LENGTH, EXPERTS))
     ids = np.array([generator.permutation(EXPERTS)[:CHOSEN] for _ in range(ROWS * LENGTH)])
-    ep = evolve(ExpertParallel.none(["layer"], EXPERTS), sequences=ROWS, divisor=divisor)
+    ep = evolve(ExpertParallel.none(kernels("cpu"), ["layer"], EXPERTS), sequences=ROWS, divisor=divisor)
     batch = MicroBatch(np.zeros((ROWS, LENGTH), np.int32), np.zeros((ROWS, LENGTH), np.int32))
     cell = Balanced(ep, ids, COEFFICIENT)
     cell.set_grad()
@@ -71,7 +71,7 @@ def test_gradient_of_the_auxiliary_loss_is_that_of_its_definition(divisor: int) 
 
 
 def test_without_a_coefficient_nothing_is_balanced() -> None:
-    ep = ExpertParallel.none(["layer"], EXPERTS)
+    ep = ExpertParallel.none(kernels("cpu"), ["layer"], EXPERTS)
     weights = Tensor(np.ones((2, CHOSEN)))
     batch = MicroBatch(np.zeros((1, 2), np.int32), np.zeros((1, 2), np.int32))
     ids = np.zeros((2, CHOSEN), np.int64)
@@ -120,7 +120,7 @@ def test_what_all_tokens_go_through_is_computed_while_tokens_travel() -> None:
         (mirrored, AllToAllDispatcher(LateMirror(events.append), 4)),  # type: ignore[arg-type]
         (mirrored % 2, AllToAllDispatcher(connect("single"), 2)),
     ):
-        ep = ExpertParallel(dispatcher, RoutingRecord(["layer"], dispatcher.num_experts))
+        ep = ExpertParallel(kernels("cpu"), dispatcher, RoutingRecord(["layer"], dispatcher.num_experts))
         cell = WithShared(ep, ids, events.append if dispatcher.num_experts == 4 else lambda _: None)
         cell.set_grad()
         out = cell(*inputs)

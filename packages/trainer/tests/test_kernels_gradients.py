@@ -24,6 +24,11 @@ IDS_OF_EXPERTS = np.array([[4, 0], [1, 2], [0, 3]])
 def cases(kernel_set):
     """By name: a kernel as a function of tensors alone, and the shapes of these."""
     table = kernel_set.rotary_table(POSITIONS, FREQUENCIES)
+
+    def there_and_back(x, weights):
+        rows, _, order = kernel_set.permute(x, IDS_OF_EXPERTS, 5)
+        return kernel_set.unpermute(rows * rows, weights, order)
+
     return {
         "embedding": (lambda weight: kernel_set.embedding(Tensor(IDS), weight), [(5, 3)]),
         "linear": (kernel_set.linear, [(2, 3, 4), (5, 4)]),
@@ -38,6 +43,8 @@ def cases(kernel_set):
             lambda q, k, v: kernel_set.attention(q, k, v, 0.6, causal(q.shape[1], rows=q.shape[0])),
             [(1, 5, 4, 4), (1, 5, 2, 4), (1, 5, 2, 3)],
         ),
+        "permute": (lambda x: kernel_set.permute(x, IDS_OF_EXPERTS, 5)[0], [(3, 4)]),
+        "unpermute": (there_and_back, [(3, 4), (3, 2)]),
         "grouped_mlp": (
             lambda *arrays: kernel_set.grouped_mlp(arrays[0], COUNTS, *arrays[1:]),
             [(5, 3), (4, 4, 3), (4, 3, 2)],

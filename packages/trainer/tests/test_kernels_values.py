@@ -283,6 +283,18 @@ def test_experts_without_any_rows(contract):
     contract.check(result, np.zeros((0, 5)))
 
 
+def test_rows_are_in_the_order_of_their_experts_and_find_back(contract):
+    x, weights, ids = normal(4, 3), normal(4, 2), np.array([[5, 0], [3, 5], [0, 3], [2, 0]])
+    rows, counts, order = contract.kernels.permute(contract.tensor(x), ids, 6)
+    assert counts.tolist() == [3, 0, 1, 2, 0, 2]
+    of_slots = [(expert, token) for token, experts in enumerate(ids) for expert in experts]
+    contract.check(rows, x[[token for _, token in sorted(of_slots)]])
+    of_weights = contract.tensor(weights)
+    if contract.dtype in ("bfloat16", "float16"):
+        of_weights = Tensor(weights.astype(np.float32))
+    contract.check(contract.kernels.unpermute(rows, of_weights, order), weights.sum(1, keepdims=True) * x)
+
+
 @pytest.mark.parametrize("counts", [[3, 4], [8], [9, -1]])
 def test_counts_that_are_not_of_the_rows_are_refused(any_set, counts):
     rows, gate_up, down = (Tensor(np.ones(shape)) for shape in ((8, 5), (2, 6, 5), (2, 5, 3)))

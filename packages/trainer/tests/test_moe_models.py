@@ -322,7 +322,7 @@ class Asked:
     """Experts on one rank, and a list of what is to be balanced."""
 
     def __init__(self):
-        self.experts = ExpertParallel.none([f"model.layers.{n}" for n in (1, 2)], 8).experts
+        self.experts = ExpertParallel.none(kernels("cpu"), [f"model.layers.{n}" for n in (1, 2)], 8).experts
         self.asked = []
 
     def balanced(self, layer, weights_TK, probabilities_TE, ids_TK, batch, coefficient):

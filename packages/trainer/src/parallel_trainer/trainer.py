@@ -62,6 +62,7 @@ class Trainer:
         average = not config.parallelism.disable_gradient_division
         routing = job.model.routing
         self.expert_parallel = build_expert_parallel(
+            kernel_set,
             plan,
             job.model,
             self.groups,

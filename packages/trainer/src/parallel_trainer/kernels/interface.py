@@ -118,6 +118,18 @@ class Kernels(Protocol):
         that balance the experts use. Biases change what is chosen and not how it is weighed.
         """
 
+    def permute(self, x: Tensor, ids: np.ndarray, num_experts: int) -> tuple[Tensor, np.ndarray, Any]:
+        """A copy of x (T, H) for each of a token's experts, in the order of the experts: (T·K, H) for int64 ids (T, K).
+
+        Also how many rows each expert has, int64 (E,), and what `unpermute` needs to know of the order.
+        """
+
+    def unpermute(self, rows: Tensor, weights: Tensor, order: Any) -> Tensor:
+        """The sum over k of weights[t, k] times the row of token t for its k-th expert: (T·K, H), (T, K) to (T, H).
+
+        Weights are float32 where rows are narrower, and so are the sums.
+        """
+
     def grouped_mlp(self, rows: Tensor, counts: np.ndarray, gate_up: Tensor, down: Tensor) -> Tensor:
         """`down[e] @ (silu(gate) * up)`, gate and up the halves of `gate_up[e] @ row`, for rows (R, H); returns (R, H).
 

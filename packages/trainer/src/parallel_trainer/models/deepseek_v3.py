@@ -53,7 +53,7 @@ class DeepseekV3(Model):
         ep: ExpertParallel | None = None,
     ) -> None:
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
-        ep = ep or ExpertParallel.none(config.expert_layers, config.routing.experts)
+        ep = ep or ExpertParallel.none(kernels, config.expert_layers, config.routing.experts)
         embedding, head = tables(config)
         rotary_tables = RotaryTables(config, kernels, config.qk_rope_head_dim)
         biases: dict[str, Weight] = {}

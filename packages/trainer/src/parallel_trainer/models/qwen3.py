@@ -54,7 +54,7 @@ class Qwen3(Model):
     ) -> None:
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
         routing = config.routing
-        ep = ep or ExpertParallel.none(config.expert_layers, routing.experts if routing else 0)
+        ep = ep or ExpertParallel.none(kernels, config.expert_layers, routing.experts if routing else 0)
         embedding, head = tables(config)
         rotary_tables = RotaryTables(config, kernels, config.head_dim)
 

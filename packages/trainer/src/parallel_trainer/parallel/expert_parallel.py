@@ -20,6 +20,7 @@ from moe_dispatch.mindspore import start_combine, start_dispatch
 from parallel_config import ParallelPlan
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.parallel.fully_shard import AxisGroups, ShardedWeight
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
@@ -33,13 +34,15 @@ Halves = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 class ExpertParallel:
     """The ranks that hold a model's experts, and what they do together.
 
-    dispatcher: takes tokens to their experts; None for a model without experts.
+    kernels:    what is computed on a rank.
+    dispatcher: takes tokens to their experts; None where they are on the rank, or there are none.
     cp, tp:     the ranks that have other tokens of the same sequences.
     record:     is told what routers do.
     sequences:  how many the auxiliary loss is the mean over: those of the global batch.
     divisor:    what averaging divides gradients by (`ShardedWeights.divisor`); the loss carries it as a factor.
     """
 
+    kernels: Kernels
     dispatcher: Dispatcher | None
     record: RoutingRecord
     cp: Communicator = field(factory=lambda: connect("single"))
@@ -48,10 +51,9 @@ class ExpertParallel:
     divisor: int = 1
 
     @classmethod
-    def none(cls, layers: Sequence[str] = (), num_experts: int = 0) -> ExpertParallel:
+    def none(cls, kernels: Kernels, layers: Sequence[str] = (), num_experts: int = 0) -> ExpertParallel:
         """No expert parallelism: one rank holds all experts of these layers."""
-        dispatcher = AllToAllDispatcher(connect("single"), num_experts) if num_experts else None
-        return cls(dispatcher, RoutingRecord(layers, num_experts))
+        return cls(kernels, None, RoutingRecord(layers, num_experts))
 
     def experts(
         self,
@@ -69,11 +71,14 @@ class ExpertParallel:
         their way back; in the backward pass likewise.
 
         x (T, H) are this rank's tokens; mlp is what its experts make of rows in their order, of which each has so many,
-        int64 (E/ep,). Collective over the
-        expert-parallel ranks, forward and backward, whether or not a rank gets a token.
+        int64 (E/ep,). Collective over the expert-parallel ranks, forward and backward, whether or not a rank gets a
+        token.
         """
-        assert self.dispatcher is not None, "a model with experts says how many when its ExpertParallel is made"
         self.record.add_tokens(layer, ids_TK)
+        if self.dispatcher is None:
+            rows_RH, counts, order = self.kernels.permute(x_TH, ids_TK, self.record.num_experts)
+            out_TH = self.kernels.unpermute(mlp(rows_RH, counts), weights_TK, order)
+            return out_TH + beside[1](beside[0](x_TH)) if beside else out_TH
         route = self.dispatcher.route(ids_TK)
         arriving = start_dispatch(x_TH, route)
         half = beside[0](x_TH) if beside else x_TH
@@ -119,7 +124,14 @@ class ExpertParallel:
 
 
 def build_expert_parallel(
-    plan: ParallelPlan, model: ModelConfig, groups: AxisGroups, record: RoutingRecord, *, npus: int, divisor: int = 1
+    kernels: Kernels,
+    plan: ParallelPlan,
+    model: ModelConfig,
+    groups: AxisGroups,
+    record: RoutingRecord,
+    *,
+    npus: int,
+    divisor: int = 1,
 ) -> ExpertParallel:
     """What a plan asks for, with this rank's groups by mesh axis. Collective over the world.
 
@@ -127,12 +139,19 @@ def build_expert_parallel(
     """
     routing = model.routing
     dispatcher: Dispatcher | None = None
-    if routing and plan.moe_token_dispatcher_type == "alltoall_deredundancy":
-        dispatcher = DeredundantDispatcher(groups["ep"], routing.experts, npus)
-    elif routing:
-        dispatcher = AllToAllDispatcher(groups["ep"], routing.experts)
+    if routing and plan.ep > 1:
+        if plan.moe_token_dispatcher_type == "alltoall_deredundancy":
+            dispatcher = DeredundantDispatcher(groups["ep"], routing.experts, npus)
+        else:
+            dispatcher = AllToAllDispatcher(groups["ep"], routing.experts)
     return ExpertParallel(
-        dispatcher, record, cp=groups["cp"], tp=groups["tp"], sequences=plan.global_batch_size, divisor=divisor
+        kernels,
+        dispatcher,
+        record,
+        cp=groups["cp"],
+        tp=groups["tp"],
+        sequences=plan.global_batch_size,
+        divisor=divisor,
     )
 
 

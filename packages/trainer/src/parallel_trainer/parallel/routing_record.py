@@ -21,6 +21,11 @@ class RoutingRecord:
         self._tokens = np.zeros((len(self.layers), num_experts))
         self._losses = np.zeros((len(self.layers), 1))
 
+    @property
+    def num_experts(self) -> int:
+        """Of a layer."""
+        return self._tokens.shape[1]
+
     def add_tokens(self, layer: str, ids: np.ndarray) -> None:
         """Count the experts `ids` (T, K) that a layer's tokens were routed to."""
         self._tokens[self.layers.index(layer)] += np.bincount(ids.reshape(-1), minlength=self._tokens.shape[1])

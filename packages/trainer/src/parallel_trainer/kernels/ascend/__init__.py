@@ -16,6 +16,7 @@ from parallel_trainer.kernels.ascend.embedding import embedding
 from parallel_trainer.kernels.ascend.features import concat, split
 from parallel_trainer.kernels.ascend.grouped_mlp import grouped_mlp
 from parallel_trainer.kernels.ascend.linear import linear, linear_reduce_scatter
+from parallel_trainer.kernels.ascend.permute import permute, unpermute
 from parallel_trainer.kernels.ascend.rms_norm import rms_norm
 from parallel_trainer.kernels.ascend.rotary import rotary, rotary_table
 from parallel_trainer.kernels.ascend.router import choose_experts, router_weights
@@ -30,10 +31,12 @@ __all__ = [
     "grouped_mlp",
     "linear",
     "linear_reduce_scatter",
+    "permute",
     "rms_norm",
     "rotary",
     "rotary_table",
     "router_weights",
     "split",
     "swiglu",
+    "unpermute",
 ]

@@ -11,6 +11,7 @@ from parallel_trainer.kernels.cpu.embedding import embedding
 from parallel_trainer.kernels.cpu.features import concat, split
 from parallel_trainer.kernels.cpu.grouped_mlp import grouped_mlp
 from parallel_trainer.kernels.cpu.linear import linear, linear_reduce_scatter
+from parallel_trainer.kernels.cpu.permute import permute, unpermute
 from parallel_trainer.kernels.cpu.rms_norm import rms_norm
 from parallel_trainer.kernels.cpu.rotary import rotary, rotary_table
 from parallel_trainer.kernels.cpu.router import choose_experts, router_weights
@@ -25,10 +26,12 @@ __all__ = [
     "grouped_mlp",
     "linear",
     "linear_reduce_scatter",
+    "permute",
     "rms_norm",
     "rotary",
     "rotary_table",
     "router_weights",
     "split",
     "swiglu",
+    "unpermute",
 ]
