@@ -216,7 +216,8 @@ def test_a_port_that_is_taken(start: Callable[..., Job], port: int) -> None:
     first.wait()
     with socket.create_server(("127.0.0.1", port)) as stranger:
         stranger.listen()
-        code, printed = start(name="third").wait()
+        short = "from device_mesh import msrun; msrun._ANSWER_SECONDS = 2.0"
+        code, printed = start(name="third", early=short).wait()
     assert code != 0
     assert f"Error: cannot listen on 127.0.0.1:{port}, where another program does." in printed
 
