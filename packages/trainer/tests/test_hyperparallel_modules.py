@@ -15,7 +15,8 @@ from parallel_trainer.batch import IGNORED_LABEL, MicroBatch, look_ahead
 from parallel_trainer.engines.hyperparallel import modules
 from parallel_trainer.engines.hyperparallel.blocks import rank_chunks
 from parallel_trainer.engines.hyperparallel.inputs import micro_batch, tensors
-from parallel_trainer.engines.hyperparallel.model import Chunk, Positions, walk
+from parallel_trainer.engines.hyperparallel.layer import Positions, walk
+from parallel_trainer.engines.hyperparallel.model import Chunk
 from parallel_trainer.engines.hyperparallel.modules import Borders, Logits, Owner, RowLinear, Table
 from parallel_trainer.engines.hyperparallel.routing import ForwardRecord
 from parallel_trainer.kernels import kernels

@@ -9,16 +9,21 @@ mesh that it shares with tensor parallelism). Shape suffixes as in `models.layer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import define
 from mindspore import Parameter, Tensor, nn
 
+from parallel_trainer.engines.hyperparallel.blocks import EMBEDDING, EXPERTS, HEAD
 from parallel_trainer.engines.hyperparallel.calls import Name
 from parallel_trainer.engines.hyperparallel.execute import imported
 from parallel_trainer.kernels.interface import Kernels
+from parallel_trainer.parallel.weights import Weight
+
+Value = Callable[[Weight], Tensor]
+"""The initial value of a weight."""
 
 _PLACEMENTS = "hyper_parallel.core.dtensor.placement_types"
 
@@ -67,15 +72,26 @@ class Borders:
 
 
 class Owner(nn.Cell):
-    """A module with the parameters `values` by name; those in `fixed` are not trained."""
+    """A module with the parameters `values` by name, whose names in the model begin with `module`.
+
+    Those in `fixed` are not trained. `rows` are those of the whole first parameter.
+    """
 
     def __init__(
-        self, kernels: Kernels, borders: Borders, values: Mapping[str, Tensor], fixed: frozenset[str] = frozenset()
+        self,
+        kernels: Kernels,
+        borders: Borders,
+        values: Mapping[str, Tensor],
+        *,
+        module: str = "",
+        fixed: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(auto_prefix=False)
         self.kernels, self.borders = kernels, borders
+        self.rows = int(next(iter(values.values())).shape[0])
         for name, value in values.items():
-            self.insert_param_to_cell(name, Parameter(value, name=name, requires_grad=name not in fixed))
+            parameter = Parameter(value, name=f"{module}.{name}", requires_grad=name not in fixed)
+            self.insert_param_to_cell(name, parameter)
 
     def own(self, name: str) -> Any:
         """This rank's part of a parameter as it is now; None where there is none of that name."""
@@ -114,36 +130,28 @@ class ExpertMatrices(Owner):
 
 
 class Table(Owner):
-    """Token ids, int32 (N,), to the rows of a table with `vocab_size` of them.
+    """Token ids, int32 (N,), to the rows of a table.
 
     A rank that holds a part of the table has zeros for other ids, and the sum over ranks is the result; one that holds
     all of it looks up its own tokens.
     """
 
-    def __init__(self, kernels: Kernels, borders: Borders, values: Mapping[str, Tensor]) -> None:
-        super().__init__(kernels, borders, values)
-        self.vocab_size = int(values["weight"].shape[0])
-
     def construct(self, ids: Tensor) -> Any:
         table, rank = self.own("weight"), self.borders.rank
         rows = table.shape[0]
-        if rows < self.vocab_size:
-            found = self.kernels.embedding(ids, table, first=rank * rows, vocab_size=self.vocab_size)
+        if rows < self.rows:
+            found = self.kernels.embedding(ids, table, first=rank * rows, vocab_size=self.rows)
             return self.borders.summand(found)
         tokens = ids.shape[0] // self.borders.ranks
         return self.kernels.embedding(ids[rank * tokens : (rank + 1) * tokens], table)
 
 
 class Logits(Owner):
-    """Hidden states to logits of the part of a vocabulary of `vocab_size` that this rank has."""
-
-    def __init__(self, kernels: Kernels, borders: Borders, values: Mapping[str, Tensor]) -> None:
-        super().__init__(kernels, borders, values)
-        self.vocab_size = int(values["weight"].shape[0])
+    """Hidden states to logits of the part of a vocabulary that this rank has."""
 
     def construct(self, x_NH: Tensor) -> Any:
         logits_NV = self.kernels.linear(local(x_NH), self.own("weight"))
-        return self.borders.columns(logits_NV) if logits_NV.shape[1] < self.vocab_size else logits_NV
+        return self.borders.columns(logits_NV) if logits_NV.shape[1] < self.rows else logits_NV
 
 
 class Identity(nn.Cell):
@@ -151,3 +159,21 @@ class Identity(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         return x
+
+
+def owner(module: str, weights: Sequence[Weight], value: Value, kernels: Kernels, borders: Borders) -> Owner:
+    """The module of that name in a model, with its weights."""
+    values = {weight.name.rpartition(".")[2]: value(weight) for weight in weights}
+    fixed = frozenset(weight.name.rpartition(".")[2] for weight in weights if not weight.trainable)
+    kind: type[Owner] = Linear
+    if module == EMBEDDING:
+        kind = Table
+    elif module == HEAD:
+        kind = Logits
+    elif module.endswith("norm"):
+        kind = Norm
+    elif module.endswith(f".{EXPERTS}"):
+        kind = ExpertMatrices
+    elif any(weight.tp_dim == 1 for weight in weights):
+        kind = RowLinear
+    return kind(kernels, borders, values, module=module, fixed=fixed)

@@ -15,7 +15,8 @@ from parallel_config import TrainConfig
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.engines.hyperparallel.execute import Execution
 from parallel_trainer.engines.hyperparallel.inputs import tensors
-from parallel_trainer.engines.hyperparallel.model import Chunk, Positions
+from parallel_trainer.engines.hyperparallel.layer import Positions
+from parallel_trainer.engines.hyperparallel.model import Chunk
 from parallel_trainer.engines.hyperparallel.modules import local
 from parallel_trainer.engines.hyperparallel.optimizer import AdamW
 from parallel_trainer.engines.hyperparallel.program import program
