@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from parallel_config import TrainConfig, load, loads
 from parallel_trainer import run_mindformer
-from parallel_trainer.cli import main
+from parallel_trainer.cli import main, run
 from parallel_trainer.engines.choice import VARIABLE, Choice, check_trains, choose
 from parallel_trainer.engines.hyperparallel.calls import Call, Module, Name, Parameter, Program, Use, parts
 from parallel_trainer.engines.hyperparallel.program import check, program
@@ -461,6 +461,13 @@ def test_the_reference_s_start_up_line_passes_the_engine_on(monkeypatch: pytest.
     assert run_mindformer.main([*line, "--engine", "hyperparallel"]) == 0
     assert run_mindformer.main(line) == 0
     assert asked == [("ascend", "hyperparallel"), ("ascend", None)]
+
+
+def test_a_run_is_the_chosen_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("trainer.Trainer", "engines.hyperparallel.trainer.HyperParallelTrainer"):
+        monkeypatch.setattr(f"parallel_trainer.{name}", lambda *given, name=name: (name.rpartition(".")[2], *given))
+    assert run._trainer("job", "ranks", "hyperparallel") == ("HyperParallelTrainer", "job", "ranks")
+    assert run._trainer("job", "ranks", "native") == ("Trainer", "job", "ranks")
 
 
 HELD_OUT = """{type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset,

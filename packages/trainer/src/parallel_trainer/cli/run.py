@@ -42,6 +42,9 @@ _HOW_ON_ASCEND = (
 )
 
 
+_ENGINE_NOTES = {"hyperparallel": ("HyperParallel trains, by calls that have never run on an NPU (docs/ascend.md).",)}
+
+
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
     parser = commands.add_parser(
@@ -170,7 +173,7 @@ def _train(job: Job, communicator: Communicator, output: Path, engine: str) -> N
     from parallel_trainer.report.files import RunFiles, draw_curve_of
 
     trainer = _trainer(job, communicator, engine)
-    notes = _resume(trainer, communicator)
+    notes = [*_ENGINE_NOTES.get(engine, ()), *_resume(trainer, communicator)]
     saver = _saver(trainer, communicator)
     stop = StopRequest(communicator) if saver else None
     reports: list[Console | RunFiles] = []
