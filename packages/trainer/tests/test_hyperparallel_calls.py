@@ -236,6 +236,14 @@ def test_a_micro_batch_goes_back_with_its_share_of_the_world_and_the_step() -> N
     assert [call.arguments for call in called(made, "backward")] == [(Use("loss"), 1 / 4 / 3)]
 
 
+def test_logits_stay_split_for_a_loss_that_is_computed_so() -> None:
+    for sizes, kept in (("tensor_parallel: 2", True), ("tensor_parallel: 2, enable_loss_parallel: true", False)):
+        made = called(program(config_of(sizes), 2), "shard_module")
+        (head,) = (call.arguments[2].keywords for call in made if call.arguments[0].name == "lm_head")
+        assert ("output_plan" in head) is kept
+        assert "input_plan" in head
+
+
 def test_experts_see_a_rank_s_own_tokens_and_a_shared_one_sees_all() -> None:
     made = program(config_of("tensor_parallel: 2, expert_parallel: 2", f"{DENSE_FIRST}, n_shared_experts: 1"), 4)
     plans = {call.arguments[0].name: call.arguments[2].keywords for call in called(made, "shard_module")}
@@ -334,7 +342,6 @@ REFUSED = [
     ("context_parallel: 2, context_parallel_order: zigzag", QWEN, "", ["zigzag must be contiguous", "--engine native"]),
     ("context_parallel: 2, context_parallel_async: true", QWEN, "", ["async true must be false", "there is no ring"]),
     ("disable_gradient_division: false", QWEN, "", ["division false must be true", "Write true"]),
-    ("tensor_parallel: 2, enable_loss_parallel: true", QWEN, "", ["enable_loss_parallel true must be false"]),
     ("", f"{QWEN}, tie_word_embeddings: true", "", ["tie_word_embeddings true must be false", "two modules"]),
     ("", QWEN.replace("compute_dtype: float32", "compute_dtype: float64"), "", ["must not be float64", "Use bfloat16"]),
     (PIPELINE, DEEPSEEK, "", ["num_nextn_predict_layers 1 must be 0 with pipeline_parallel 2", "Use 0"]),

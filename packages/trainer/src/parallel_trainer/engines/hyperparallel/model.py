@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from device_mesh import Communicator
 from mindspore import Tensor, nn
 
 from parallel_trainer.batch import MicroBatch
@@ -34,6 +35,7 @@ class Chunk(nn.Cell):
     With the first unit it gets token ids by name, else hidden states (T, H) of the rank's tokens. With the last unit it
     returns what the backward starts from, (): the sums of its losses times the factors of the step. Else hidden states.
 
+    tp:   the ranks of tensor parallelism, which compute a loss together where logits stay split.
     sums: of the losses in this step so far, float64 (losses,).
     """
 
@@ -45,9 +47,10 @@ class Chunk(nn.Cell):
         kernels: Kernels,
         positions: Positions,
         record: ForwardRecord,
+        tp: Communicator | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
-        self._record = record
+        self._record, self._tp = record, tp
         self._borders = Borders()
         self._setting = Setting(kernels, self._borders, positions, model.config.rms_norm_eps)
         self._first, self._last = isinstance(units[0], Embedding), units[-1] is model.units[-1]
@@ -140,12 +143,25 @@ class Chunk(nn.Cell):
             assert of is not None
             assert of.labels is not None
             logits_NV = local(self._logits(x_TH))
-            found = self._setting.kernels.cross_entropy_sum(logits_NV, of.labels, of.loss_mask)
+            found, copies = self._loss_sum(logits_NV, of.labels, of.loss_mask)
             self.sums[place] += found.asnumpy()
-            weighted = found * Tensor(np.array(self._loss_factors[place]), found.dtype)
+            weighted = found * Tensor(np.array(self._loss_factors[place] * copies), found.dtype)
             total = weighted if total is None else total + weighted
         assert total is not None
         return total
+
+    def _loss_sum(self, logits_NV: Tensor, labels: np.ndarray, loss_mask: np.ndarray | None) -> tuple[Tensor, int]:
+        """The sum of a loss, and how often it counts so that on each tensor-parallel rank it goes back once.
+
+        The gradients of logits that were gathered are added up over the ranks; those of logits that stay split are not.
+        """
+        cross_entropy_sum, columns = self._setting.kernels.cross_entropy_sum, logits_NV.shape[1]
+        if self._tied or columns == self.lm_head.rows:
+            return cross_entropy_sum(logits_NV, labels, loss_mask), 1
+        assert self._tp is not None, "logits stay split for a loss that the ranks compute together"
+        first, whole = self._tp.rank * columns, self.lm_head.rows
+        found = cross_entropy_sum(logits_NV, labels, loss_mask, first=first, vocab_size=whole, group=self._tp)
+        return found, self._tp.size
 
     def _logits(self, x_TH: Tensor) -> Tensor:
         if self._tied:

@@ -71,7 +71,8 @@ def _setup(config: TrainConfig, plan: ParallelPlan, chunks: Chunks, indices: tup
     sizes = config.parallelism
     if plan.tp > 1:
         title = f"tensor and sequence parallelism over {plan.tp}"
-        split = (tensor_parallel.split_parameters(block, plan) for block in blocks)
+        loss_parallel = sizes.enable_loss_parallel
+        split = (tensor_parallel.split_parameters(block, plan, loss_parallel=loss_parallel) for block in blocks)
         said = map(tensor_parallel.say_ranks, range(len(chunks)))
         yield from _phase(title, (*said, *(call for calls in split for call in calls)))
     if plan.ep > 1:

@@ -31,9 +31,6 @@ def _types_and_sums(config: TrainConfig) -> Iterator[Problem]:
     if not config.parallelism.disable_gradient_division:
         rule = f"must be true {_WITH}: its units would average what 1 / (world_size // pp) has divided already"
         yield refuse("parallelism.disable_gradient_division", False, rule, "Write true: the gradients are the same.")
-    if config.parallelism.enable_loss_parallel and config.parallelism.tensor_parallel > 1:
-        rule = f"must be false {_WITH}: it is not known how often a loss over split logits goes back there"
-        yield refuse("parallelism.enable_loss_parallel", True, rule, "Write false, or use --engine native.")
     if config.model.tie_word_embeddings:
         rule = f"must be false {_WITH}: among the calls is none for a parameter of two modules"
         yield refuse("model.tie_word_embeddings", True, rule, "Write false, or use --engine native.")

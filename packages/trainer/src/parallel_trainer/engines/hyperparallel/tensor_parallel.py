@@ -31,8 +31,8 @@ def divides(weight: Weight, plan: ParallelPlan) -> bool:
     return weight.tp_dim is not None and weight.shape[weight.tp_dim] % (weight.tp_block * plan.tp) == 0
 
 
-def split_parameters(block: Block, plan: ParallelPlan) -> Iterator[Call]:
-    """The block's parameters over tp, and what goes in and out of its parts."""
+def split_parameters(block: Block, plan: ParallelPlan, *, loss_parallel: bool) -> Iterator[Call]:
+    """The block's parameters over tp, and what goes in and out of its parts. For a parallel loss logits stay split."""
     placed = {
         name: (shard(weight.tp_dim) if weight.tp_dim is not None and divides(weight, plan) else REPLICATE,)
         for name, weight in block.weights.items()
@@ -48,7 +48,7 @@ def split_parameters(block: Block, plan: ParallelPlan) -> Iterator[Call]:
     elif block.module.name == EMBEDDING:
         outputs = {"output": (shard(0),)}
     elif block.module.name == HEAD:
-        inputs, outputs = {"input": (REPLICATE,)}, {"output": (REPLICATE,)}
+        inputs, outputs = {"input": (REPLICATE,)}, {} if loss_parallel else {"output": (REPLICATE,)}
     yield _shard_module(block.module, TP, placed, inputs, outputs, why=why)
 
 

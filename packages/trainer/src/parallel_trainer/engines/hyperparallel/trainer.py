@@ -71,7 +71,7 @@ class HyperParallelTrainer:
         if plan.cp > 1:
             positions = Positions.of(attention_blocks(plan, job.seq_length), cp_rank // plan.ulysses_degree)
         self.chunks = [
-            Chunk(self.model, stages[stage], self._initial, kernel_set, positions, self._record)
+            Chunk(self.model, stages[stage], self._initial, kernel_set, positions, self._record, self.groups["tp"])
             for stage in made.chunks
         ]
         if job.device == "ascend":
