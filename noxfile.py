@@ -150,7 +150,8 @@ def npu(session: nox.Session) -> None:
     scenarios = ["--scenarios"] if world_size == 8 else []
     compare = ("python", "integration_tests/on_devices.py", "--device", "ascend", "--world-size", str(world_size))
     for engine in ("native", "hyperparallel") if world_size > 1 else ("native",):
-        session.run(*compare, "--engine", engine, *scenarios)
+        for dtype in ("float32", "bfloat16"):
+            session.run(*compare, "--engine", engine, "--dtype", dtype, *scenarios)
     if not scenarios:
         session.warn(f"The specification's scenarios were not trained: they need 8 NPUs, and here are {npus}.")
     if world_size == 1:

@@ -76,6 +76,27 @@ def test_a_pattern_that_names_no_plan_fails(capfd: pytest.CaptureFixture[str]) -
     assert "0 of 0 plans" in capfd.readouterr().out
 
 
+def test_bfloat16_is_for_npus(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*on_cpu(SHARDED), "--dtype", "bfloat16"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("--dtype bfloat16 is for NPUs")
+    steps = [{"loss": 4.0, "grad_norm": 0.3}]
+    asked: list[str] = []
+
+    def together(file: Path, world: int, device: str, engine: str) -> Steps:
+        asked.append(load(file).model.compute_dtype)
+        return [{"loss": 4.0 * 1.009, "grad_norm": 0.3 * 1.09}]
+
+    monkeypatch.setattr(on_devices, "alone", lambda file: steps)
+    monkeypatch.setattr(on_devices, "together", together)
+    name = SHARDED.replace("float32", "bfloat16")
+    arguments = ["--device", "ascend", "--world-size", "2", "--cases", f"^{name}$"]
+    assert main([*arguments, "--dtype", "bfloat16"]) == 0
+    assert asked == ["bfloat16"]
+    assert main([*arguments[:-1], f"^{SHARDED}$"]) == 1
+
+
 def test_hyperparallel_trains_on_npus_what_it_takes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
