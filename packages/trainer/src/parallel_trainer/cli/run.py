@@ -167,7 +167,7 @@ def _trainer(job: Job, communicator: Communicator, engine: str) -> AnyTrainer:
     return Trainer(job, communicator)
 
 
-def _train(job: Job, communicator: Communicator, output: Path, engine: str) -> None:
+def _train(job: Job, communicator: Communicator, output: Path, engine: str = "native") -> None:
     # MindSpore, matplotlib and TensorBoard, which the process that starts the ranks does without
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles, draw_curve_of
