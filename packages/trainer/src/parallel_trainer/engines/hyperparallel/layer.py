@@ -12,24 +12,14 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import Factory, field, frozen
 from mask_compression import CompressedMask
 from mindspore import Tensor, nn
 
 from parallel_trainer.batch import MicroBatch
-from parallel_trainer.engines.hyperparallel.modules import (
-    Borders,
-    Identity,
-    local,
-)
+from parallel_trainer.engines.hyperparallel.modules import Borders, Identity, local
 from parallel_trainer.kernels.interface import Kernels
-from parallel_trainer.models.layers import (
-    AttentionPart,
-    DecoderLayer,
-    Experts,
-    FeedForward,
-    Part,
-)
+from parallel_trainer.models.layers import AttentionPart, DecoderLayer, Experts, FeedForward, Part
 from parallel_trainer.models.multi_token import MultiTokenPrediction
 from parallel_trainer.parallel.context_parallel import Of
 from parallel_trainer.parallel.expert_parallel import Halves
@@ -58,12 +48,16 @@ class Setting:
     borders:   where tensor parallelism begins and ends.
     positions: what attention gets of a sequence.
     eps:       of norms.
+    one_rank:  no tensor parallelism: its regions are entered and left by the plans of modules.
     """
 
     kernels: Kernels
     borders: Borders
     positions: Positions
     eps: float
+    one_rank: TensorParallel = field(
+        init=False, default=Factory(lambda setting: TensorParallel.none(setting.kernels), takes_self=True)
+    )
 
 
 @frozen(eq=False)
@@ -76,8 +70,8 @@ class UsedModules:
 
     @property
     def tp(self) -> TensorParallel:
-        """One rank: regions are entered and left by the plans of modules."""
-        return TensorParallel.none(self.setting.kernels)
+        """See `Used.tp`."""
+        return self.setting.one_rank
 
     def __getitem__(self, name: str) -> Tensor:
         module, _, last = name.rpartition(".")

@@ -151,9 +151,9 @@ class Chunk(nn.Cell):
         return total
 
     def _loss_sum(self, logits_NV: Tensor, labels: np.ndarray, loss_mask: np.ndarray | None) -> tuple[Tensor, int]:
-        """The sum of a loss, and how often it counts so that on each tensor-parallel rank it goes back once.
+        """The sum of a loss, and what makes its gradient that of the loss on every tensor-parallel rank together.
 
-        The gradients of logits that were gathered are added up over the ranks; those of logits that stay split are not.
+        Gradients of logits that were gathered are added up over the ranks; those of logits that stay split are not.
         """
         cross_entropy_sum, columns = self._setting.kernels.cross_entropy_sum, logits_NV.shape[1]
         if self._tied or columns == self.lm_head.rows:
