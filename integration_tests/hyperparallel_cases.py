@@ -6,13 +6,15 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from attrs import asdict, evolve
-from cases import CASES, Case
+from cases import CASES, VOCAB_SIZE, Case
 from parallel_config import TrainConfig, loads
 from parallel_trainer.engines.hyperparallel.program import check
 from parallel_trainer.errors import UserError
 
-DRAWN = {2: 6, 4: 10}
-MOST_LAYERS = 9
+DRAWN = {2: 6, 4: 9}
+MOST_LAYERS = 6
+EVEN_VOCABULARY = 64
+"""Which tensor parallelism can split: the matrix's own is odd, and stays whole on each rank."""
 
 RECOMPUTED = (
     "recompute:\n  mode: full\n  full_recompute_layer: ['0-1']\n",
@@ -34,9 +36,13 @@ def drawn(world: int, corpora: Mapping[str, str]) -> dict[str, TrainConfig]:
         best = max(left, key=lambda case: len(pairs[case] - met))
         left.remove(best)
         again = RECOMPUTED[len(found) // 3 % 2] if len(found) % 3 == 2 else ""
-        config = loads(best.yaml(corpora) + again)
+        text = best.yaml(corpora)
+        if best.tp > 1 and len(found) % 2 == 0:
+            text = text.replace(f"vocab_size: {VOCAB_SIZE}", f"vocab_size: {EVEN_VOCABULARY}")
+        config = loads(text + again)
         if _is_taken(config, world):
-            found[f"{best.name}{'-recompute-' if again else ''}{config.recompute.mode if again else ''}"] = config
+            parts = [best.name, *(["even-vocabulary"] if config.model.vocab_size == EVEN_VOCABULARY else [])]
+            found["-".join([*parts, *([f"recompute-{config.recompute.mode}"] if again else [])])] = config
             met |= pairs[best]
     return found
 
@@ -47,7 +53,6 @@ def _as_taken(case: Case) -> Case:
     return evolve(
         case,
         order="contiguous",
-        loss_parallel=False,
         reduction="sum",
         asynchronous=case.asynchronous and case.method != "colossal",
         model=model,

@@ -1,6 +1,6 @@
 """What ranks do with the double of HyperParallel: 8 train scenarios, 4 drawn plans of four and two ranks.
 
-    mpiexec -n WORLD python hyperparallel_ranks.py FOLDER
+    mpiexec -n WORLD python hyperparallel_ranks.py FOLDER [SCENARIO ...]
 
 FOLDER/corpora.json names the corpus of each text, and its folder is the working directory. Rank 0 writes
 FOLDER/hyperparallel-N.json: by the name of a plan or of a scenario in docs/, the largest relative differences from one
@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from cases import SCENARIO_STEPS, SCENARIOS, corpora
+from cases import SCENARIO_STEPS, SCENARIOS, STEPS, corpora
 from device_mesh import Communicator, abort_on_error, connect
 from device_mesh.single import SingleCommunicator
 from hyperparallel_cases import drawn
@@ -37,8 +37,9 @@ Numbers = dict[str, list[float]]
 
 
 def numbers(trainer: Any) -> Numbers:
-    """Losses and gradient norms of a few steps, by name."""
-    results: list[StepResult] = [trainer.train_step() for _ in range(SCENARIO_STEPS)]
+    """Losses and gradient norms of a few steps, by name; learning rates that begin at 0 are seen in the third."""
+    steps = STEPS if trainer.job.schedule(0) else SCENARIO_STEPS
+    results: list[StepResult] = [trainer.train_step() for _ in range(steps)]
     names = [*(name for name in LOSSES if getattr(results[0], name) is not None), "grad_norm", "valid_tokens"]
     return {name: [getattr(result, name) for result in results] for name in names}
 
@@ -100,14 +101,15 @@ def checked(communicator: Communicator) -> list[Any]:
     return of_all_ranks(communicator, found)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, scenarios: Sequence[str]) -> None:
     ms.set_device("CPU")
+    ms.runtime.launch_blocking()  # handing each operator to another thread takes many times as long as the operator
     communicator = connect()
     warnings.filterwarnings("ignore", "Extensions of this project")
     with abort_on_error(communicator):
         report: dict[str, Any] = {}
         if communicator.size == 8:
-            files = {path.stem: load(path) for path in SCENARIOS}
+            files = {path.stem: load(path) for path in SCENARIOS if path.stem in scenarios or not scenarios}
             report["trained"] = trained(communicator, files, baselines(files, communicator))
         else:
             texts, half = corpora(), communicator.split(communicator.rank // 2)
@@ -124,4 +126,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

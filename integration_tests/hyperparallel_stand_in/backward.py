@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from attrs import define, field
+from attrs import define
 from mindspore import Tensor, ops
 from mindspore._c_expression import TensorPy, run_backward
 from mindspore.graph.api import _pynative_executor
@@ -17,8 +17,8 @@ from mindspore.graph.api import _pynative_executor
 from hyperparallel_stand_in.tensors import DTensor, local_part
 
 
-class Whole(Protocol):
-    """A unit of `fully_shard`, as far as a backward pass is concerned."""
+class Units(Protocol):
+    """All that `fully_shard` has made of a model, as far as a backward pass is concerned."""
 
     def show_whole(self) -> None: ...
 
@@ -33,17 +33,15 @@ class Whole(Protocol):
 class Backward:
     """What runs backward passes on a rank.
 
-    units:   in the order in which they were made.
     running: whether a pass is under way, where a module that computes again must not touch its weights.
     """
 
-    units: list[Whole] = field(factory=list)
+    units: Units
     running: bool = False
 
     def run(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Add to the gradients of all leaves; units are not reduced."""
-        for unit in self.units:
-            unit.show_whole()
+        self.units.show_whole()
         self.running = True
         try:
             run_backward(
@@ -51,14 +49,8 @@ class Backward:
             )
         finally:
             self.running = False
-        for unit in self.units:
-            unit.collect()
-            unit.show_shards()
-
-    def reduce(self) -> None:
-        """Reduce what all units have collected."""
-        for unit in reversed(self.units):
-            unit.reduce()
+        self.units.collect()
+        self.units.show_shards()
 
 
 def checked_gradient(output: Tensor, gradient: Any) -> Tensor:
@@ -85,7 +77,7 @@ def make_enable(backward: Backward):
             raise NotImplementedError("backward with retain_graph, create_graph or inputs")
         output = local_part(self)
         backward.run([output], [checked_gradient(output, gradient)])
-        backward.reduce()
+        backward.units.reduce()
 
     def get_grad(self) -> Tensor | None:
         found = self._grad

@@ -22,7 +22,8 @@ def install(world: Communicator) -> Callable[[], None]:
 
     What is returned is called when a model is done with: without it, backward passes of the next would go over it too.
     """
-    groups, backward = meshes.Groups(world), Backward()
+    groups, model = meshes.Groups(world), units.Units()
+    backward = Backward(model)
     stage = type("PipelineStage", (stages.PipelineStage,), {"groups": groups, "backward": backward})
     core = "hyper_parallel.core"
     names: dict[str, dict[str, Any]] = {
@@ -43,7 +44,7 @@ def install(world: Communicator) -> Callable[[], None]:
         f"{core}.fully_shard.api": {
             "HSDPModule": units.HSDPModule,
             "MixedPrecisionPolicy": units.MixedPrecisionPolicy,
-            "fully_shard": units.make_fully_shard(backward),
+            "fully_shard": units.make_fully_shard(model, backward),
         },
         f"{core}.fully_shard.utils": {"CPUOffloadPolicy": units.CPUOffloadPolicy},
         f"{core}.context_parallel.context_parallel": {"ContextParallel": contexts.ContextParallel},
@@ -66,7 +67,7 @@ def install(world: Communicator) -> Callable[[], None]:
             setattr(sys.modules[path], name, value)
     os.environ["HYPER_PARALLEL_PLATFORM"] = "mindspore"
     _install_collectives(groups)
-    return backward.units.clear
+    return model.forget
 
 
 def _install_collectives(groups: meshes.Groups) -> None:

@@ -189,7 +189,7 @@ class _Schedule:
             for request in stage.sent:
                 request.wait()
             stage.sent.clear()
-        self.stages[0].backward.reduce()
+        self.stages[0].backward.units.reduce()
         return losses
 
     def _part(self, value: Any, number: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import mindspore as ms
@@ -66,12 +66,6 @@ class Managed:
     collected: Array | None = None
     postponed: Array | None = None
 
-    def gather(self) -> None:
-        values = self.shard.to_local().asnumpy()
-        target = local_part(self.whole).asnumpy()
-        values = values.astype(target.dtype, copy=False)
-        target[...] = values if self.rows is None else self.rows.all_gather(values)
-
     def show(self, parameter: Parameter) -> None:
         self.owner._params[self.name] = parameter
 
@@ -93,11 +87,12 @@ class Unit:
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
         kept: Sequence[Parameter],
+        model: Units,
         backward: Backward,
         *,
         reshard_after_forward: bool,
     ) -> None:
-        self.mesh, self.policy, self.backward = mesh, policy, backward
+        self.mesh, self.policy, self.model, self.backward = mesh, policy, model, backward
         self.reshard_after_forward, self.requires_all_reduce = reshard_after_forward, True
         found = list(_unmanaged(module))
         strangers = [one.name for one in kept if not any(one is parameter for _, _, parameter in found)]
@@ -114,7 +109,7 @@ class Unit:
         self.show_shards()
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         module.register_forward_hook(self._after_forward)
-        backward.units.append(self)
+        model.add(self)
 
     def show_whole(self) -> None:
         for parameter in self.parameters:
@@ -126,21 +121,11 @@ class Unit:
             parameter.show(parameter.shard)
         self.is_whole = False
 
-    def collect(self) -> None:
-        for parameter in self.parameters:
-            parameter.collect()
-
-    def reduce(self) -> None:
-        """Reduce the gradients that backward passes have left, and add them to those of the shards."""
-        for parameter in self.parameters:
-            gradient, parameter.collected = parameter.collected, None
-            if gradient is not None:
-                self._reduce(parameter, gradient)
-
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.shard.main_grad = None
             parameter.shard.grad = None
+        self.model.fresh = False
 
     def _managed(self, owner: nn.Cell, name: str, parameter: Parameter, *, kept: bool) -> Managed:
         values, dtype = local_part(parameter).asnumpy(), self.policy.param_dtype
@@ -172,8 +157,7 @@ class Unit:
         if self.backward.running:
             return arguments, keywords
         if not self.is_whole:
-            for parameter in self.parameters:
-                parameter.gather()
+            self.model.gather()
             self.show_whole()
         if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
             arguments = tuple(map(self._cast, arguments))
@@ -193,29 +177,29 @@ class Unit:
             return DTensor.from_local(local, value.device_mesh, value.placements)
         return value.astype(self.policy.param_dtype)
 
-    def _reduce(self, parameter: Managed, gradient: Array) -> None:
-        if self.policy.reduce_dtype is not None:
-            gradient = gradient.astype(ms.dtype_to_nptype(self.policy.reduce_dtype), copy=False)
-        if parameter.rows is not None:
-            gradient = parameter.rows.reduce_scatter(gradient) / self._divisor(parameter.rows)
-        if parameter.postponed is not None:
-            gradient, parameter.postponed = gradient + parameter.postponed, None
-        if parameter.copies and not self.requires_all_reduce:
-            if parameter.rows is None or parameter.rows.size == 1:
-                raise NotImplementedError(
-                    f"set_requires_all_reduce(False) with {parameter.shard.name}, which all-reduces alone reduce: "
-                    "the library adds up the last micro-batch's gradient only"
-                )
-            parameter.postponed = gradient
-            return
-        for group in parameter.copies:
-            gradient = group.all_reduce(np.ascontiguousarray(gradient)) / self._divisor(group)
-        self._add(parameter.shard, gradient)
+    def in_reduced_type(self, gradient: Array) -> Array:
+        """The gradient in the type in which it is reduced."""
+        dtype = self.policy.reduce_dtype
+        return gradient if dtype is None else gradient.astype(ms.dtype_to_nptype(dtype), copy=False)
 
-    def _divisor(self, group: Communicator) -> int:
+    def divisor(self, group: Communicator) -> int:
+        """What makes a sum over a group what the unit wants."""
         return group.size if self.reduce_op == "avg" else 1
 
-    def _add(self, shard: Parameter, gradient: Array) -> None:
+    def postpones(self, parameter: Managed, gradient: Array) -> bool:
+        """Keep a gradient for a later micro-batch if replicas are to be added up then."""
+        if not parameter.copies or self.requires_all_reduce:
+            return False
+        if parameter.rows is None or parameter.rows.size == 1:
+            raise NotImplementedError(
+                f"set_requires_all_reduce(False) with {parameter.shard.name}, which all-reduces alone reduce: "
+                "the library adds up the last micro-batch's gradient only"
+            )
+        parameter.postponed = gradient
+        return True
+
+    def add(self, shard: Parameter, gradient: Array) -> None:
+        """Add a reduced gradient to that of the shard."""
         in_main = self.policy.apply_grad_on_fp32_main_grad
         before = getattr(shard, "main_grad", None) if in_main else shard.grad
         values = gradient.astype(np.float32 if in_main else shard.asnumpy().dtype)
@@ -226,6 +210,118 @@ class Unit:
             shard.main_grad = total
         else:
             shard.grad = total
+
+
+class Units:
+    """All units of a rank's model. What they gather and reduce goes in one message for each group, which changes when
+    values travel and not what they are: processes that share cores would wait for every message."""
+
+    def __init__(self) -> None:
+        self._units: list[Unit] = []
+        self.fresh = False
+
+    def add(self, unit: Unit) -> None:
+        self._units.append(unit)
+        self.fresh = False
+
+    def forget(self) -> None:
+        self._units.clear()
+
+    def show_whole(self) -> None:
+        for unit in self._units:
+            unit.show_whole()
+
+    def show_shards(self) -> None:
+        for unit in self._units:
+            unit.show_shards()
+
+    def collect(self) -> None:
+        for unit in self._units:
+            for parameter in unit.parameters:
+                parameter.collect()
+
+    def gather(self) -> None:
+        """Make all whole weights of what shards are now, unless no backward pass has ended since."""
+        if self.fresh:
+            return
+        self.fresh = True
+        managed = [parameter for unit in self._units for parameter in unit.parameters]
+        for rows in _different(parameter.rows for parameter in managed):
+            of_group = [parameter for parameter in managed if parameter.rows is rows]
+            targets = [local_part(parameter.whole).asnumpy() for parameter in of_group]
+            shards = [
+                parameter.shard.to_local().asnumpy().astype(target.dtype)
+                for parameter, target in zip(of_group, targets, strict=True)
+            ]
+            if rows is not None:
+                shards = _apart(rows.all_gather(_together(shards, 1)), [shard.size for shard in shards])
+            for target, whole in zip(targets, shards, strict=True):
+                target[...] = whole.reshape(target.shape)
+
+    def reduce(self) -> None:
+        """Reduce the gradients that backward passes have left, and add them to those of the shards."""
+        self.fresh = False
+        left: list[tuple[Unit, Managed, Array]] = []
+        for unit in reversed(self._units):
+            for parameter in unit.parameters:
+                gradient, parameter.collected = parameter.collected, None
+                if gradient is not None:
+                    left.append((unit, parameter, unit.in_reduced_type(gradient)))
+        for rows in _different(parameter.rows for _, parameter, _ in left):
+            if rows is not None:
+                own = [gradient for _, parameter, gradient in left if parameter.rows is rows]
+                sums = rows.reduce_scatter(_together(own, rows.size))
+                pieces = iter(_apart(sums, [gradient.size // rows.size for gradient in own]))
+                left = [
+                    (
+                        unit,
+                        parameter,
+                        next(pieces).reshape(-1) / unit.divisor(rows) if parameter.rows is rows else gradient,
+                    )
+                    for unit, parameter, gradient in left
+                ]
+        settled = []
+        for unit, parameter, gradient in left:
+            if parameter.postponed is not None:
+                gradient, parameter.postponed = gradient + parameter.postponed, None
+            if not unit.postpones(parameter, gradient):
+                settled.append((unit, parameter, gradient))
+        for group in _different(group for _, parameter, _ in settled for group in parameter.copies):
+            sums = group.all_reduce(
+                _together([gradient for _, parameter, gradient in settled if group in parameter.copies], 1)
+            )
+            pieces = iter(
+                _apart(sums, [gradient.size for _, parameter, gradient in settled if group in parameter.copies])
+            )
+            settled = [
+                (
+                    unit,
+                    parameter,
+                    next(pieces).reshape(-1) / unit.divisor(group) if group in parameter.copies else gradient,
+                )
+                for unit, parameter, gradient in settled
+            ]
+        for unit, parameter, gradient in settled:
+            unit.add(parameter.shard, gradient.reshape(parameter.shard.local_shape))
+
+
+def _together(arrays: Sequence[Array], parts: int) -> Array:
+    """Arrays in one, (parts, sum of their sizes / parts): of each as many equal parts of its rows."""
+    return np.concatenate([array.reshape(parts, -1) for array in arrays], axis=1)
+
+
+def _apart(together: Array, sizes: Sequence[int]) -> list[Array]:
+    """(parts, …) as one for each size, (parts, size)."""
+    return np.split(together, np.cumsum(sizes)[:-1], axis=1)
+
+
+def _different(groups: Iterable[Communicator | None]) -> list[Communicator | None]:
+    """Each group once, in their order."""
+    found: list[Communicator | None] = []
+    for group in groups:
+        if not any(group is other for other in found):
+            found.append(group)
+    return found
 
 
 def _unmanaged(module: nn.Cell) -> Iterator[tuple[nn.Cell, str, Parameter]]:
@@ -269,8 +365,8 @@ def _checked(modules: Any) -> list[HSDPModule]:
     return list(modules)
 
 
-def make_fully_shard(backward: Backward):
-    """`fully_shard` of a rank whose backward passes are run by `backward`."""
+def make_fully_shard(model: Units, backward: Backward):
+    """`fully_shard` of the modules of one model."""
 
     def fully_shard(
         module, *, mesh=None, reshard_after_forward=True, shard_placement_fn=None, mp_policy=MixedPrecisionPolicy(),
@@ -288,7 +384,13 @@ def make_fully_shard(backward: Backward):
         if not isinstance(module, nn.Cell) or isinstance(module, HSDPModule) or mesh.ndim > 2:
             raise ValueError(f"fully_shard of {type(module).__name__} on a mesh of {mesh.mesh_dim_names}")
         unit = Unit(
-            module, mesh, mp_policy, replicate_params or (), backward, reshard_after_forward=reshard_after_forward
+            module,
+            mesh,
+            mp_policy,
+            replicate_params or (),
+            model,
+            backward,
+            reshard_after_forward=reshard_after_forward,
         )
         module.__class__ = type(f"HSDP{type(module).__name__}", (HSDPModule, type(module)), {})
         module.hsdp_unit = unit
