@@ -102,7 +102,7 @@ def replicas_add_up_once(world: Communicator) -> dict[str, float]:
         unit.set_reduce_op_type("sum")
     own = Tensor(np.split(x, world.size)[world.rank])
     for last in (False, True):
-        net.first.set_requires_all_reduce(last or world.size == 2)
+        net.first.set_requires_all_reduce(last)
         net(own).backward(Tensor(np.array(1.0)))
     _, one, other = squares(first, second, x)
     shards = np.split(2 * one, world.size // 2)
