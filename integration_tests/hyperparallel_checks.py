@@ -86,8 +86,8 @@ def units_add_up(world: Communicator) -> dict[str, float]:
     return found
 
 
-def replicas_add_up_once(world: Communicator) -> dict[str, float]:
-    """Replicas of shards, whose sum is put off until the last micro-batch; and rows that stay whole."""
+def replicas_add_up(world: Communicator) -> dict[str, float]:
+    """Gradients of two micro-batches, of shards with replicas and of rows that stay whole."""
     fully_shard, policy = (
         _named("core.fully_shard.api.fully_shard"),
         _named("core.fully_shard.api.MixedPrecisionPolicy"),
@@ -101,8 +101,7 @@ def replicas_add_up_once(world: Communicator) -> dict[str, float]:
     for unit in (net.first, net.second):
         unit.set_reduce_op_type("sum")
     own = Tensor(np.split(x, world.size)[world.rank])
-    for last in (False, True):
-        net.first.set_requires_all_reduce(last)
+    for _ in range(2):
         net(own).backward(Tensor(np.array(1.0)))
     _, one, other = squares(first, second, x)
     shards = np.split(2 * one, world.size // 2)
@@ -306,7 +305,7 @@ def what_is_refused(world: Communicator) -> dict[str, str]:
 
 CHECKS = (
     units_add_up,
-    replicas_add_up_once,
+    replicas_add_up,
     tensor_parallel_gradients,
     pipelines_add_up,
     contexts_give_whole_attention,

@@ -1,4 +1,4 @@
-"""What ranks do with the double of HyperParallel: 8 train scenarios, 4 drawn plans of four and two ranks.
+"""What ranks do with the double of HyperParallel: 8 train scenarios, 4 plans that were drawn for four and for two.
 
     mpiexec -n WORLD python hyperparallel_ranks.py FOLDER [SCENARIO ...]
 
@@ -84,7 +84,7 @@ def trained(communicator: Communicator, files: Mapping[str, TrainConfig], alone:
     forget = install(communicator)
     found = {}
     for name, config in files.items():
-        trainer = HyperParallelTrainer(prepare(config, communicator.size), communicator)
+        trainer = HyperParallelTrainer(prepare(config, communicator.size, engine="hyperparallel"), communicator)
         found[name] = differences(alone[name], numbers(trainer))
         forget()
     return found

@@ -12,8 +12,8 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models.unit import Unit
 from parallel_trainer.parallel.chunk import Chunk
+from parallel_trainer.parallel.dtypes import BFLOAT16
 from parallel_trainer.parallel.fully_shard import ShardedWeights
-from parallel_trainer.parallel.half import BFLOAT16
 from parallel_trainer.parallel.pipeline import Pipeline
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.parallel.weights import Constant, Normal, Weight, initial_values

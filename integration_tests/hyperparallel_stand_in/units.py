@@ -54,7 +54,6 @@ class Managed:
     rows:        the group among which rows are cut; None where each rank keeps all of them.
     copies:      groups of ranks with the same element, on the unit's mesh and on that of tensor parallelism.
     collected:   gradients that are not reduced yet.
-    postponed:   gradients that are reduced over `rows` and not yet over `copies`.
     """
 
     owner: nn.Cell
@@ -64,7 +63,6 @@ class Managed:
     rows: Communicator | None
     copies: tuple[Communicator, ...]
     collected: Array | None = None
-    postponed: Array | None = None
 
     def show(self, parameter: Parameter) -> None:
         self.owner._params[self.name] = parameter
@@ -93,7 +91,7 @@ class Unit:
         reshard_after_forward: bool,
     ) -> None:
         self.mesh, self.policy, self.model, self.backward = mesh, policy, model, backward
-        self.reshard_after_forward, self.requires_all_reduce = reshard_after_forward, True
+        self.reshard_after_forward = reshard_after_forward
         found = list(_unmanaged(module))
         strangers = [one.name for one in kept if not any(one is parameter for _, _, parameter in found)]
         if strangers:
@@ -186,18 +184,6 @@ class Unit:
         """What makes a sum over a group what the unit wants."""
         return group.size if self.reduce_op == "avg" else 1
 
-    def postpones(self, parameter: Managed, gradient: Array) -> bool:
-        """Keep a gradient for a later micro-batch if replicas are to be added up then."""
-        if not parameter.copies or self.requires_all_reduce:
-            return False
-        if parameter.rows is None or parameter.rows.size == 1:
-            raise NotImplementedError(
-                f"set_requires_all_reduce(False) with {parameter.shard.name}, which all-reduces alone reduce: "
-                "the library adds up the last micro-batch's gradient only"
-            )
-        parameter.postponed = gradient
-        return True
-
     def add(self, shard: Parameter, gradient: Array) -> None:
         """Add a reduced gradient to that of the shard."""
         in_main = self.policy.apply_grad_on_fp32_main_grad
@@ -280,28 +266,20 @@ class Units:
                     )
                     for unit, parameter, gradient in left
                 ]
-        settled = []
-        for unit, parameter, gradient in left:
-            if parameter.postponed is not None:
-                gradient, parameter.postponed = gradient + parameter.postponed, None
-            if not unit.postpones(parameter, gradient):
-                settled.append((unit, parameter, gradient))
-        for group in _different(group for _, parameter, _ in settled for group in parameter.copies):
+        for group in _different(group for _, parameter, _ in left for group in parameter.copies):
             sums = group.all_reduce(
-                _together([gradient for _, parameter, gradient in settled if group in parameter.copies], 1)
+                _together([gradient for _, parameter, gradient in left if group in parameter.copies], 1)
             )
-            pieces = iter(
-                _apart(sums, [gradient.size for _, parameter, gradient in settled if group in parameter.copies])
-            )
-            settled = [
+            pieces = iter(_apart(sums, [gradient.size for _, parameter, gradient in left if group in parameter.copies]))
+            left = [
                 (
                     unit,
                     parameter,
                     next(pieces).reshape(-1) / unit.divisor(group) if group in parameter.copies else gradient,
                 )
-                for unit, parameter, gradient in settled
+                for unit, parameter, gradient in left
             ]
-        for unit, parameter, gradient in settled:
+        for unit, parameter, gradient in left:
             unit.add(parameter.shard, gradient.reshape(parameter.shard.local_shape))
 
 
@@ -340,10 +318,6 @@ class HSDPModule:
         if reduce_op_type not in ("sum", "avg"):
             raise ValueError(f"reduce op {reduce_op_type}")
         self.hsdp_unit.reduce_op = reduce_op_type
-
-    def set_requires_all_reduce(self, requires_all_reduce: bool) -> None:
-        for unit in self._units():
-            unit.requires_all_reduce = requires_all_reduce
 
     def set_modules_to_forward_prefetch(self, modules: list[HSDPModule]) -> None:
         self.forward_prefetch = _checked(modules)

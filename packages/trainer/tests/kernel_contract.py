@@ -16,7 +16,7 @@ from attrs import frozen
 from mindspore import Tensor
 from parallel_trainer.kernels import kernels
 from parallel_trainer.kernels.interface import Kernels
-from parallel_trainer.parallel.half import DTYPES
+from parallel_trainer.parallel.dtypes import DTYPES
 
 ON_NPU = bool(glob("/dev/davinci[0-9]*"))
 ms.set_device("Ascend" if ON_NPU else "CPU")

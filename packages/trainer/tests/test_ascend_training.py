@@ -12,7 +12,7 @@ from kernel_contract import ON_NPU, kernel_set
 from parallel_config import loads
 from parallel_trainer.data.indexed import IndexedWriter
 from parallel_trainer.job import Job, prepare
-from parallel_trainer.parallel.half import BFLOAT16
+from parallel_trainer.parallel.dtypes import BFLOAT16
 from parallel_trainer.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(ON_NPU, reason="compares with a CPU: run this on a machine without an NPU")

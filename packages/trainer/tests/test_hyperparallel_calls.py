@@ -39,7 +39,6 @@ LINES: dict[str, list[str]] = {
     "2.4-tensor": [
         'output_plan={"self_attn.output": (Shard(0),), "mlp.output": (Shard(0),)},',
         'model.split_over(dense["tp"])',
-        'output_plan={"output": (Shard(0),)}',
         "backward(loss, 0.0625)",
     ],
     "3.5-a-colossal": [
@@ -242,6 +241,14 @@ def test_logits_stay_split_for_a_loss_that_is_computed_so() -> None:
         (head,) = (call.arguments[2].keywords for call in made if call.arguments[0].name == "lm_head")
         assert ("output_plan" in head) is kept
         assert "input_plan" in head
+
+
+@pytest.mark.parametrize(("vocabulary", "divides"), [(64, True), (61, False)])
+def test_tables_that_stay_whole_give_a_rank_s_own_tokens_and_logits(vocabulary: int, divides: bool) -> None:
+    config = config_of("tensor_parallel: 2", QWEN.replace("vocab_size: 64", f"vocab_size: {vocabulary}"))
+    plans = {call.arguments[0].name: call.arguments[2].keywords for call in called(program(config, 2), "shard_module")}
+    for table in ("model.embed_tokens", "lm_head"):
+        assert ("output_plan" in plans[table]) is divides
 
 
 def test_experts_see_a_rank_s_own_tokens_and_a_shared_one_sees_all() -> None:

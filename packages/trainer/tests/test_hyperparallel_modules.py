@@ -38,7 +38,6 @@ DEEPSEEK = """model_type: deepseek_v3, architectures: DeepseekV3ForCausalLM, voc
     topk_group: 1, num_experts_per_tok: 2, moe_intermediate_size: 8, first_k_dense_replace: 1, n_shared_experts: 1"""
 MODELS = {
     "qwen3": QWEN,
-    "qwen3 tied": f"{QWEN}, tie_word_embeddings: true",
     "qwen3_moe": QWEN_MOE,
     "deepseek_v3": f"{DEEPSEEK}, num_nextn_predict_layers: 0",
     "deepseek_v3 further": f"{DEEPSEEK}, num_nextn_predict_layers: 1",

@@ -338,6 +338,18 @@ def test_cross_entropy_refuses_labels_outside_the_vocabulary(any_set, wrong):
     np.testing.assert_allclose(counted.asnumpy(), 2 * np.log(5), rtol=1e-6)
 
 
+@pytest.mark.skipif("ascend" not in SETS, reason="weights wider than activations are of Ascend alone")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_wider_weight_is_multiplied_in_its_own_type(dtype, monkeypatch):
+    contract = Contract(kernel_set("ascend", monkeypatch), "ascend", dtype)
+    x, weight = contract.tensor(normal(4, 64)), normal(5, 64).astype(np.float32)
+    result = contract.kernels.linear(x, Tensor(weight)).asnumpy()
+    assert result.dtype == np.float32
+    # Nearer than a product of this type could be.
+    expected = x.asnumpy().astype(np.float64) @ weight.astype(np.float64).T
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_an_unknown_device_is_refused():
     with pytest.raises(ValueError, match=r"'gpu' has no kernel set.*use 'cpu' or 'ascend'"):
         kernels("gpu")

@@ -85,6 +85,7 @@ def test_fields_without_effect_are_those_the_file_wrote() -> None:
     dataset = "train_dataset: {dataloader: {type: BlendedMegatronDatasetDataLoader, datasets_type: GPTDataset, "
     dataset += 'sizes: [8, 0, 0], config: {data_path: [a, b], split: "1, 0, 0", seq_length: 32, eod: 0}}}\n'
     assert fields_without_effect(loads(dataset + MODEL)) == ()
+    assert fields_without_effect(loads("parallelism: {}" + MODEL)) == ()
     # parallel-config says this one, and why: with one rank there is nothing to split.
     with pytest.warns(ConfigWarning, match="enable_mc2"):
         alone = loads("parallelism: {enable_mc2: true}" + MODEL)

@@ -10,7 +10,7 @@ from device_mesh.communicator import Array
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Whether it is called so. MindSpore and ml_dtypes each have one of their own, and NumPy none."""
+    """Whether this is a library's bfloat16, which is known by its name: MindSpore and ml_dtypes each have one."""
     return dtype.name == "bfloat16" and dtype.itemsize == 2
 
 

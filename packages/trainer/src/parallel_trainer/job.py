@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import numpy as np
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from parallel_config import ParallelPlan, TrainConfig, plan, written_fields
 
 from parallel_trainer.data.gpt_dataset import Dataset
@@ -134,7 +134,7 @@ def prepare(
 
     dtype:  "float32" or "float64" to compute in that type whatever the file says.
     device: what ranks compute on. Nothing has run on "ascend" yet.
-    engine: what trains.
+    engine: what trains, native or hyperparallel.
     Raises ConfigError for a configuration that breaks a rule, one UserError with all that this version cannot run or
     read.
     """
@@ -159,14 +159,25 @@ def prepare(
     held_out = None
     if dataset or "eval_dataset.dataloader" in written_fields(config):  # a fault of a shared one has been said
         held_out = attempt(lambda: HeldOut.of(config, vocab_size=model.vocab_size if model else 2**31))
+    if engine == "hyperparallel" and model and computing:
+        from parallel_trainer.engines.hyperparallel.program import check_run, run_notes  # loads MindSpore
+
+        attempt(lambda: check_run(in_one_type(config, computing[0]), world_size))
     if found or not (model and computing and schedule and dataset):
-        raise UserError("parallel-train cannot run this file:", found)
+        raise UserError("parallel-train cannot run this file:", list(dict.fromkeys(found)))
     chosen, note = computing
     notes = [] if note is None else [note]
     ignored = fields_without_effect(config, engine)
     if ignored:
         notes.append(f"The file sets fields that have no effect here: {', '.join(ignored)}.")
+    if engine == "hyperparallel":
+        notes += run_notes(config, parallel_plan)
     return Job(config, parallel_plan, model, device, chosen, schedule, dataset, watched or (), tuple(notes), held_out)
+
+
+def in_one_type(config: TrainConfig, precision: MixedPrecision) -> TrainConfig:
+    """The file with the type that is computed in, which may not be the one that it names."""
+    return evolve(config, model=evolve(config.model, compute_dtype=precision.param_dtype))
 
 
 def _precision(config: TrainConfig, dtype: str | None, device: Device) -> tuple[MixedPrecision, str | None]:

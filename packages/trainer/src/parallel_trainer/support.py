@@ -129,6 +129,7 @@ def fields_without_effect(config: TrainConfig, engine: str = "native") -> tuple[
     ignored = {path for path in leaves - acted_on if not path.startswith("model.rope_scaling.")}
     ignored -= set(inert_fields(config))
     sections_with_effect = {_section(path) for path in by_engine}
+    ignored -= sections_with_effect  # written as {}
     return tuple(sorted({path if _section(path) in sections_with_effect else _section(path) for path in ignored}))
 
 

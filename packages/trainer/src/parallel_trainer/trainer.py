@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-import mindspore as ms
 import numpy as np
 from attrs import evolve
 from device_mesh import AxisCommunicators, Communicator, ParallelMesh, Traffic
-from mask_compression import SequenceShard
 from parallel_config.schema import Optimizer
 
-from parallel_trainer.batch import MicroBatch, look_ahead
+from parallel_trainer.batch import MicroBatch
+from parallel_trainer.device import start_mindspore
 from parallel_trainer.errors import UserError
 from parallel_trainer.evaluation import EvaluationResult, evaluate
-from parallel_trainer.job import Device, Job
+from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.optim.adamw import AdamW
 from parallel_trainer.optim.decay import decays
 from parallel_trainer.parallel.chunk import Chunk
-from parallel_trainer.parallel.context_parallel import build_attention, cut
+from parallel_trainer.parallel.context_parallel import build_attention, own_tokens
+from parallel_trainer.parallel.dtypes import DTYPES
 from parallel_trainer.parallel.expert_parallel import build_expert_parallel, update_biases
 from parallel_trainer.parallel.fully_shard import ShardedWeights, averaging_divisor
-from parallel_trainer.parallel.half import DTYPES
 from parallel_trainer.parallel.pipeline import Order, Pipeline, model_layout, stage_units, unit_names
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 from parallel_trainer.parallel.sequence import shards
@@ -203,24 +202,6 @@ def _sharers(weight_ranks: Mapping[str, tuple[int, ...]], group: Communicator) -
         for name, ranks in weight_ranks.items()
         if len(ranks) > 1 and group.rank in ranks
     }
-
-
-def own_tokens(batches: Iterable[MicroBatch], shard: SequenceShard, losses: int) -> Iterator[MicroBatch]:
-    """Of whole rows the part that a rank holds, for a model with so many losses."""
-    if losses > 1:
-        batches = map(look_ahead, batches)
-    return (cut(batch, shard) for batch in batches)
-
-
-def start_mindspore(device: Device) -> None:
-    """Have MindSpore compute on a device, operator by operator."""
-    ms.set_device({"cpu": "CPU", "ascend": "Ascend"}[device])
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    if device != "cpu":
-        return
-    # Kernels are NumPy and wait for their inputs: handing operators to MindSpore's own threads only adds waiting,
-    # half of a small model's step on one rank and more where ranks share cores.
-    ms.runtime.launch_blocking()
 
 
 def _decay_mask(weights: ShardedWeights, section: Optimizer) -> np.ndarray:

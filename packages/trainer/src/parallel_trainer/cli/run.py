@@ -28,21 +28,16 @@ from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
 from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 if TYPE_CHECKING:
-    from parallel_trainer.engines.hyperparallel.trainer import HyperParallelTrainer
+    from parallel_trainer.engines.interface import EngineTrainer
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles
     from parallel_trainer.trainer import Trainer
-
-    AnyTrainer = Trainer | HyperParallelTrainer
 
 
 _HOW_ON_ASCEND = (
     "ranks on NPUs are started by MindSpore's msrun: msrun --worker_num=N --local_worker_num=N --join=True "
     "python -m parallel_trainer.run_mindformer --config FILE --mode 1 --device_target Ascend."
 )
-
-
-_ENGINE_NOTES = {"hyperparallel": ("HyperParallel trains, by calls that have never run on an NPU (docs/ascend.md).",)}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -82,14 +77,15 @@ def run(args: argparse.Namespace) -> int:
     _check_output(output)
     with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
         config = load(args.config)
-        check_trains(choose(args.engine, os.environ, config), args.device)
+        choice = choose(args.engine, os.environ, config)
+        check_trains(choice, args.device)
         job = prepare(config, world_size)  # whatever is wrong is said here, before any rank starts
         check_loadable(job)
     if watched():
         os.environ[TERMINAL_VARIABLE] = "1"
     code = run_ranks(
         world_size,
-        ["-m", "parallel_trainer", *_arguments(args, output, "native")],
+        ["-m", "parallel_trainer", *_arguments(args, output, choice.engine)],
         stop_on_sigterm=saves(config.checkpoint),
     )
     if code and (output / "metrics.jsonl").exists():
@@ -157,7 +153,7 @@ def _check_npus(launch: Launch) -> None:
     mindspore.set_device("Ascend")
 
 
-def _trainer(job: Job, communicator: Communicator, engine: str) -> AnyTrainer:
+def _trainer(job: Job, communicator: Communicator, engine: str) -> EngineTrainer:
     if engine == "hyperparallel":
         from parallel_trainer.engines.hyperparallel.trainer import HyperParallelTrainer
 
@@ -173,7 +169,7 @@ def _train(job: Job, communicator: Communicator, output: Path, engine: str = "na
     from parallel_trainer.report.files import RunFiles, draw_curve_of
 
     trainer = _trainer(job, communicator, engine)
-    notes = [*_ENGINE_NOTES.get(engine, ()), *_resume(trainer, communicator)]
+    notes = _resume(trainer, communicator)
     saver = _saver(trainer, communicator)
     stop = StopRequest(communicator) if saver else None
     reports: list[Console | RunFiles] = []
@@ -216,7 +212,7 @@ def _train(job: Job, communicator: Communicator, output: Path, engine: str = "na
             print(f"Checkpoints are in {saver.folder}; to go on from the newest: checkpoint.load_path: {saver.folder}")
 
 
-def _native(trainer: AnyTrainer) -> Trainer:
+def _native(trainer: EngineTrainer) -> Trainer:
     """A trainer that loads, saves and evaluates: the other engine refuses files that ask for that."""
     from parallel_trainer.trainer import Trainer
 
@@ -224,7 +220,7 @@ def _native(trainer: AnyTrainer) -> Trainer:
     return trainer
 
 
-def _resume(trainer: AnyTrainer, communicator: Communicator) -> list[str]:
+def _resume(trainer: EngineTrainer, communicator: Communicator) -> list[str]:
     """Load what the file starts from, and say so in lines for the user. Collective."""
     section = trainer.job.config.checkpoint
     notes = [f"Note: {note}" for note in trainer.job.notes]
@@ -237,7 +233,7 @@ def _resume(trainer: AnyTrainer, communicator: Communicator) -> list[str]:
     return [f"{what} {resumed.folder}", *notes, *(f"Note: {note}" for note in resumed.notes)]
 
 
-def _saver(trainer: AnyTrainer, communicator: Communicator) -> Saver | None:
+def _saver(trainer: EngineTrainer, communicator: Communicator) -> Saver | None:
     """What saves the run, if its file asks for that. Collective."""
     section = trainer.job.config.checkpoint
     if not saves(section):
@@ -246,7 +242,7 @@ def _saver(trainer: AnyTrainer, communicator: Communicator) -> Saver | None:
     return Saver(section, communicator, take, step=trainer.step)
 
 
-def _step(trainer: AnyTrainer) -> StepRecord:
+def _step(trainer: EngineTrainer) -> StepRecord:
     lr, start = trainer.lr, time.perf_counter()
     result = trainer.train_step()
     seconds = time.perf_counter() - start
@@ -265,7 +261,7 @@ def _step(trainer: AnyTrainer) -> StepRecord:
     )
 
 
-def _evaluate(trainer: AnyTrainer) -> EvaluationRecord:
+def _evaluate(trainer: EngineTrainer) -> EvaluationRecord:
     start = time.perf_counter()
     result, held_out = _native(trainer).evaluate(), trainer.job.held_out
     return EvaluationRecord(
@@ -279,7 +275,7 @@ def _evaluate(trainer: AnyTrainer) -> EvaluationRecord:
     )
 
 
-def _introduce(trainer: AnyTrainer, notes: Iterable[str]) -> None:
+def _introduce(trainer: EngineTrainer, notes: Iterable[str]) -> None:
     job = trainer.job
     count = sum(weight.size for weight in trainer.model.weights)
     print(

@@ -1,9 +1,10 @@
 """What a kernel set has to offer: one signature per computation, with shapes and dtypes.
 
 Letters: B rows (sequences), S tokens of a row, V vocabulary, D size of one head, `...` any dimensions.
-Tensors are float32 or float64 on a CPU and bfloat16, float16 or float32 on Ascend, all of one call alike. Results have
-their dtype, but a loss is never narrower than float32. Every kernel that takes tensors is differentiable in them. What
-comes from the data pipeline (labels, masks, positions) stays on the host as NumPy arrays.
+Tensors are float32 or float64 on a CPU and bfloat16, float16 or float32 on Ascend, all of one call alike but for what
+`linear` and `unpermute` say. Results have their dtype, but a loss is never narrower than float32. Every kernel that
+takes tensors is differentiable in them. What comes from the data pipeline (labels, masks, positions) stays on the host
+as NumPy arrays.
 
 The weight gradients of the linear kernels and of `grouped_mlp` are products that a backward can leave for later
 (`later.py`): a weight that a unit gives to one of them goes nowhere else in that unit.
@@ -37,7 +38,10 @@ class Kernels(Protocol):
         """
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias` for x (..., in), weight (out, in), bias (out,); returns (..., out)."""
+        """`x @ weight.T + bias` for x (..., in), weight (out, in), bias (out,); returns (..., out).
+
+        A weight that is float32 where x is narrower, a router's, is multiplied in float32, and so is the result.
+        """
 
     def linear_reduce_scatter(self, x: Tensor, weight: Tensor, group: Communicator) -> Tensor:
         """This rank's tokens of the sum of every rank's `x @ weight.T`: x (T, in), weight (out, in), (T/ranks, out).

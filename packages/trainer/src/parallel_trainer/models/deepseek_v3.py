@@ -21,12 +21,12 @@ from parallel_trainer.models.layers import (
     LayerUnit,
     Model,
     RotaryTables,
-    Used,
     feed_forward,
     tables,
 )
 from parallel_trainer.models.multi_token import MultiTokenHead, MultiTokenPrediction
 from parallel_trainer.models.unit import Unit
+from parallel_trainer.models.used import Used
 from parallel_trainer.parallel.context_parallel import Attention, LocalAttention
 from parallel_trainer.parallel.expert_parallel import ExpertParallel
 from parallel_trainer.parallel.tensor_parallel import TensorParallel

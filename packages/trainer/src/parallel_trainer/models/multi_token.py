@@ -13,9 +13,10 @@ from mindspore import Tensor
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.costs import Costs, OnRank
-from parallel_trainer.models.layers import Declare, DecoderLayer, Used, UsedTensors, final_norm, predict
+from parallel_trainer.models.layers import Declare, DecoderLayer, final_norm, predict
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.models.unit import Unit
+from parallel_trainer.models.used import Used, UsedTensors
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.parallel.weights import Weight
 

@@ -19,13 +19,14 @@ from parallel_trainer.models.layers import (
     LayerUnit,
     Model,
     RotaryTables,
-    Used,
     feed_forward,
     tables,
 )
 from parallel_trainer.models.qwen3_config import Qwen3Config
-from parallel_trainer.parallel.context_parallel import OF, Attention, LocalAttention, Of
+from parallel_trainer.models.used import Used
+from parallel_trainer.parallel.context_parallel import Attention, LocalAttention
 from parallel_trainer.parallel.expert_parallel import ExpertParallel
+from parallel_trainer.parallel.sequence import OF, Of
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.parallel.weights import Weight
 

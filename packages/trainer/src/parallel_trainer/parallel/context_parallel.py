@@ -13,9 +13,9 @@ communicated:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from attrs import evolve, frozen
@@ -26,13 +26,10 @@ from mindspore import Tensor
 from mindspore.common import _Function
 from parallel_config import ParallelPlan
 
-from parallel_trainer.batch import MicroBatch
+from parallel_trainer.batch import MicroBatch, look_ahead
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.parallel.ring_attention import RingAttention
-from parallel_trainer.parallel.sequence import Ranges, attention_blocks
-
-Of = Literal["q", "k", "v"]
-OF: tuple[Of, ...] = ("q", "k", "v")
+from parallel_trainer.parallel.sequence import Of, Ranges, attention_blocks
 
 
 class Attention(Protocol):
@@ -73,6 +70,13 @@ def cut(batch: MicroBatch, shard: SequenceShard) -> MicroBatch:
         loss_mask=None if batch.loss_mask is None else shard.take(batch.loss_mask),
         ahead=None if batch.ahead is None else cut(batch.ahead, shard),
     )
+
+
+def own_tokens(batches: Iterable[MicroBatch], shard: SequenceShard, losses: int) -> Iterator[MicroBatch]:
+    """Of whole rows the part that a rank holds, for a model with so many losses."""
+    if losses > 1:
+        batches = map(look_ahead, batches)
+    return (cut(batch, shard) for batch in batches)
 
 
 def build_attention(kernels: Kernels, plan: ParallelPlan, seq_length: int, group: Communicator) -> Attention:

@@ -168,13 +168,16 @@ class _WithGradient(_Function):
         return d_x, Tensor.from_numpy(ctx.gradient), None
 
 
-def update_biases(biases: Mapping[str, ShardedWeight], loads: ExpertLoads, rate: float) -> None:
-    """Move each router's bias by `rate`: up for experts with fewer tokens than the mean, down for those with more.
-
-    biases: by layer, those of this rank. Wang et al., arXiv:2408.15664; DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
+def bias_change(loads: ExpertLoads, layer: str, rate: float) -> np.ndarray:
+    """What the bias of a layer's router changes by, (E,): `rate` up for experts with fewer tokens than the mean, down
+    for those with more. Wang et al., arXiv:2408.15664; DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
     """
+    tokens = loads.tokens_per_expert[loads.layers.index(layer)]
+    return rate * np.sign(tokens.mean() - tokens)
+
+
+def update_biases(biases: Mapping[str, ShardedWeight], loads: ExpertLoads, rate: float) -> None:
+    """Move this rank's part of each router's bias, by layer, by its `bias_change`."""
     for layer, sharded in biases.items():
-        tokens = loads.tokens_per_expert[loads.layers.index(layer)]
-        towards = np.sign(tokens.mean() - tokens)
         start = sharded.holding.start
-        sharded.values += rate * towards[start : start + sharded.values.size]
+        sharded.values += bias_change(loads, layer, rate)[start : start + sharded.values.size]

@@ -18,7 +18,7 @@ from attrs import frozen
 from device_mesh import Communicator, Request
 from mindspore import Tensor, mint
 
-from parallel_trainer.parallel.half import MINDSPORE_DTYPES
+from parallel_trainer.parallel.dtypes import MINDSPORE_DTYPES
 from parallel_trainer.parallel.layout import Holding, WeightPart, holding, weight_part
 from parallel_trainer.parallel.weights import Weight
 

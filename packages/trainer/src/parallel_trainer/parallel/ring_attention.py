@@ -10,7 +10,7 @@ Liu, Zaharia and Abbeel, "Ring Attention", arXiv:2310.01889.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -23,7 +23,7 @@ from mask_compression.attention_backward import attention_backward
 from mindspore import Tensor
 from mindspore.common import _Function
 
-from parallel_trainer.parallel.sequence import Ranges
+from parallel_trainer.parallel.sequence import Of, Ranges
 
 Block = tuple[Array, ...]
 
@@ -37,7 +37,7 @@ class RingAttention:
     group: Communicator
     blocks: Sequence[Ranges]
 
-    def bring(self, x: Tensor, of: Literal["q", "k", "v"]) -> Callable[[], Tensor]:
+    def bring(self, x: Tensor, of: Of) -> Callable[[], Tensor]:
         """See `Attention.bring`: nothing is sent yet."""
         return lambda: x
 

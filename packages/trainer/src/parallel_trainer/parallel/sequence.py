@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import cast
+from typing import Literal, cast
 
 from mask_compression import Order, Range, SequenceShard
 from parallel_config import ParallelPlan
+
+Of = Literal["q", "k", "v"]
+OF: tuple[Of, ...] = ("q", "k", "v")
+"""What travels for attention."""
 
 Ranges = tuple[Range, ...]
 """Positions of a sequence, in the order in which a tensor holds them."""

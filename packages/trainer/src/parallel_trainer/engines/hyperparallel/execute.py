@@ -89,7 +89,7 @@ class Execution:
         if isinstance(value, Module):
             return self._modules[value.chunk, value.name]
         if isinstance(value, Parameter):
-            return _walk(self._modules[value.module.chunk, value.module.name], value.name)
+            return walk(self._modules[value.module.chunk, value.module.name], value.name)
         if isinstance(value, Attribute):
             return getattr(self._value(value.of), value.name)
         if isinstance(value, dict):
@@ -113,7 +113,7 @@ def _found(program: Program, chunks: Sequence[Any]) -> dict[tuple[int, str], Any
     missing = []
     for module in dict.fromkeys(names):
         try:
-            found[module.chunk, module.name] = _walk(chunks[module.chunk], module.name)
+            found[module.chunk, module.name] = walk(chunks[module.chunk], module.name)
         except (AttributeError, IndexError, KeyError, TypeError):
             missing.append(f"{module.name} (chunk {module.chunk})")
     if missing:
@@ -121,7 +121,7 @@ def _found(program: Program, chunks: Sequence[Any]) -> dict[tuple[int, str], Any
     return found
 
 
-def _walk(root: Any, name: str) -> Any:
+def walk(root: Any, name: str) -> Any:
     """What is inside a module under a dotted name; numbers are names of a list's items."""
     found = root
     for part in name.split(".") if name else ():
@@ -131,7 +131,7 @@ def _walk(root: Any, name: str) -> Any:
 
 def _replace(root: Any, name: str, module: Any) -> None:
     parent, _, last = name.rpartition(".")
-    holder = _walk(root, parent)
+    holder = walk(root, parent)
     if last.isdigit() and not hasattr(holder, last):
         holder[int(last)] = module
     else:

@@ -8,6 +8,7 @@ Between modules are local tensors of the rank's tokens. Shape suffixes as in `mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import chain
 from typing import Any
 
@@ -17,13 +18,14 @@ from mask_compression import CompressedMask
 from mindspore import Tensor, nn
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.engines.hyperparallel.execute import walk
 from parallel_trainer.engines.hyperparallel.modules import Borders, Identity, local
 from parallel_trainer.kernels.interface import Kernels
-from parallel_trainer.models.layers import AttentionPart, DecoderLayer, Experts, FeedForward, Part
+from parallel_trainer.models.layers import DecoderLayer, Experts, FeedForward
 from parallel_trainer.models.multi_token import MultiTokenPrediction
-from parallel_trainer.parallel.context_parallel import Of
+from parallel_trainer.models.used import AttentionPart, Part
 from parallel_trainer.parallel.expert_parallel import Halves
-from parallel_trainer.parallel.sequence import Ranges
+from parallel_trainer.parallel.sequence import Of, Ranges
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 
 
@@ -48,7 +50,7 @@ class Setting:
     borders:   where tensor parallelism begins and ends.
     positions: what attention gets of a sequence.
     eps:       of norms.
-    one_rank:  no tensor parallelism: its regions are entered and left by the plans of modules.
+    one_rank:  for code that asks for a `TensorParallel`: here `shard_module`'s plans gather and scatter.
     """
 
     kernels: Kernels
@@ -62,7 +64,7 @@ class Setting:
 
 @frozen(eq=False)
 class UsedModules:
-    """`models.layers.Used` weights that are modules inside `root`, which has the name `prefix` in the layer."""
+    """`models.used.Used` weights that are modules inside `root`, which has the name `prefix` in the layer."""
 
     root: nn.Cell
     prefix: str
@@ -105,14 +107,8 @@ class UsedModules:
         return lambda x_TH: local(module(tokens(x_TH), None)), lambda out_TH: out_TH
 
     def _module(self, name: str) -> Any:
+        # Found anew each time, as wrappers take the place of what they wrap.
         return walk(self.root, name.removeprefix(self.prefix))
-
-
-def walk(root: nn.Cell, name: str) -> Any:
-    """The module of a dotted name; found anew each time, as wrappers take the place of what they wrap."""
-    for part in name.split("."):
-        root = getattr(root, part)
-    return root
 
 
 class Region(nn.Cell):
@@ -135,6 +131,7 @@ class AttentionRegion(Region):
     """Attention, whose core is a module."""
 
     def __init__(self, part: AttentionPart, setting: Setting) -> None:
+        part = copy(part)  # the model's own goes on to attend as it did
         super().__init__(part, setting)
         self.q_handoff, self.k_handoff, self.v_handoff = Identity(), Identity(), Identity()
         self.core_attention = CoreAttention(setting)

@@ -10,7 +10,6 @@ from device_mesh import Communicator
 from mindspore import Tensor, nn
 
 from parallel_trainer.batch import MicroBatch
-from parallel_trainer.engines.hyperparallel.blocks import HEAD
 from parallel_trainer.engines.hyperparallel.inputs import micro_batch
 from parallel_trainer.engines.hyperparallel.layer import FurtherLayer, Layer, Positions, Setting
 from parallel_trainer.engines.hyperparallel.modules import Borders, Value, local, owner
@@ -65,7 +64,6 @@ class Chunk(nn.Cell):
             elif isinstance(unit, MultiTokenPrediction):
                 self._add(FurtherLayer(unit, self._setting))
         self._add_owners({weight.name: weight for unit in units for weight in unit.weights}, value)
-        self._tied = self._last and not hasattr(self, HEAD)
 
     def _add(self, layer: Layer) -> None:
         self.model.layers.insert_child_to_cell(layer.number, layer)
@@ -92,7 +90,7 @@ class Chunk(nn.Cell):
     def start_step(self, loss_factors: Sequence[float]) -> None:
         """Of the micro-batches that follow, each loss is multiplied by its factor.
 
-        No input of theirs, as fully_shard rounds floating-point inputs to the type of weights.
+        Factors are not passed to `construct`, because fully_shard rounds floating-point inputs to the type of weights.
         """
         self._loss_factors = tuple(loss_factors)
         self.sums = np.zeros(len(loss_factors))
@@ -142,7 +140,7 @@ class Chunk(nn.Cell):
         for place, (x_TH, of) in enumerate(zip(states, (batch, batch.ahead), strict=False)):
             assert of is not None
             assert of.labels is not None
-            logits_NV = local(self._logits(x_TH))
+            logits_NV = local(self.lm_head(self._borders.tokens(x_TH)))
             found, copies = self._loss_sum(logits_NV, of.labels, of.loss_mask)
             self.sums[place] += found.asnumpy()
             weighted = found * Tensor(np.array(self._loss_factors[place] * copies), found.dtype)
@@ -156,14 +154,9 @@ class Chunk(nn.Cell):
         Gradients of logits that were gathered are added up over the ranks; those of logits that stay split are not.
         """
         cross_entropy_sum, columns = self._setting.kernels.cross_entropy_sum, logits_NV.shape[1]
-        if self._tied or columns == self.lm_head.rows:
+        if columns == self.lm_head.rows:
             return cross_entropy_sum(logits_NV, labels, loss_mask), 1
         assert self._tp is not None, "logits stay split for a loss that the ranks compute together"
         first, whole = self._tp.rank * columns, self.lm_head.rows
         found = cross_entropy_sum(logits_NV, labels, loss_mask, first=first, vocab_size=whole, group=self._tp)
         return found, self._tp.size
-
-    def _logits(self, x_TH: Tensor) -> Tensor:
-        if self._tied:
-            return self._setting.kernels.linear(x_TH, self.model.embed_tokens.own("weight"))
-        return self.lm_head(self._borders.tokens(x_TH))

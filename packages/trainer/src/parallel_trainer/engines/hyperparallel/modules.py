@@ -176,4 +176,9 @@ def owner(module: str, weights: Sequence[Weight], value: Value, kernels: Kernels
         kind = ExpertMatrices
     elif any(weight.tp_dim == 1 for weight in weights):
         kind = RowLinear
+    elif len(values["weight"].shape) != 2:
+        raise ValueError(
+            f"{module} has a weight of shape {tuple(values['weight'].shape)}, and its name is of no kind of module "
+            "that takes it: a norm's ends with norm, experts' with mlp.experts, and a matrix has two dimensions"
+        )
     return kind(kernels, borders, values, module=module, fixed=fixed)

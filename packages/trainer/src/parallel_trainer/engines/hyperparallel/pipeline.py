@@ -16,7 +16,7 @@ STAGE = "hyper_parallel.PipelineStage"
 
 
 def seed(plan: ParallelPlan) -> float:
-    """What a micro-batch's mean loss is multiplied by in the backward pass.
+    """What the loss that a chunk returns is multiplied by; `HyperParallelTrainer` makes the factor that completes it.
 
     Gradients are summed over micro-batches and over all ranks of a stage, also those of tp, whose replicated loss goes
     back once on each. So the sum is divided by all of them, once, here.

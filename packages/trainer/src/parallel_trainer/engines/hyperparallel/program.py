@@ -45,6 +45,23 @@ def check(config: TrainConfig, world_size: int) -> tuple[ParallelPlan, tuple[Chu
     return made, chunks
 
 
+def check_run(config: TrainConfig, world_size: int) -> None:
+    """Raise UserError, or ConfigError, with all that keeps the engine from training a file."""
+    problems = [str(problem) for problem in refusals.unserved(config)]
+    try:
+        check(config, world_size)
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError("A run with HyperParallel does not do all of this file:", problems)
+
+
+def run_notes(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
+    """What a user has to know of a run by these calls."""
+    yield "HyperParallel trains, by calls that have never run on an NPU (docs/ascend.md)."
+    yield from _overlap(config, plan)
+
+
 def program(config: TrainConfig, world_size: int, rank: int = 0) -> Program:
     """What rank `rank` of `world_size` calls. Raises as `check` does."""
     made, every_chunk = check(config, world_size)
@@ -138,6 +155,10 @@ def _notes(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
             yield "Nothing may stand between self_attn.q_handoff, k_handoff, v_handoff and the core of attention."
     if plan.pp > 1:
         yield "The modules of a chunk keep the numbers that layers have in the whole model."
+    yield from _overlap(config, plan)
+
+
+def _overlap(config: TrainConfig, plan: ParallelPlan) -> Iterator[str]:
     if config.parallelism.pipeline_parallel_overlap_b_f and plan.pp > 1:
         everywhere = _experts_everywhere(config, plan)
         if pipeline.overlaps_experts(config.parallelism, plan, every_chunk_has_experts=everywhere):

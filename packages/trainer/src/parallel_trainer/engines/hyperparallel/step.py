@@ -19,8 +19,8 @@ _RUNTIME = "parallel_trainer.engines.hyperparallel.runtime"
 def micro_batches(plan: ParallelPlan) -> Phase:
     """Forward and backward of all of a step's micro-batches. `batches` gives the inputs of this rank.
 
-    Replicas are added up in each of them: where a unit has nothing to reduce-scatter, HyperParallel adds up the last
-    one alone (`set_requires_all_reduce`).
+    `set_requires_all_reduce(False)` would save an all-reduce for each but the last, and is not called: of a unit that
+    all-reduces alone, HyperParallel would then lose the gradients of all but the last.
     """
     inputs = Call(Name("builtins.next"), (Use("batches"),), result="inputs")
     if plan.pp > 1:

@@ -46,9 +46,9 @@ def split_parameters(block: Block, plan: ParallelPlan, *, loss_parallel: bool) -
         inputs = {f"{region}.input": (REPLICATE,) for region in _regions(block)}
         outputs = {f"{region}.output": (shard(0),) for region in _regions(block)}
     elif block.module.name == EMBEDDING:
-        outputs = {"output": (shard(0),)}
+        outputs = {} if whole else {"output": (shard(0),)}
     elif block.module.name == HEAD:
-        inputs, outputs = {"input": (REPLICATE,)}, {} if loss_parallel else {"output": (REPLICATE,)}
+        inputs, outputs = {"input": (REPLICATE,)}, {} if whole or loss_parallel else {"output": (REPLICATE,)}
     yield _shard_module(block.module, TP, placed, inputs, outputs, why=why)
 
 

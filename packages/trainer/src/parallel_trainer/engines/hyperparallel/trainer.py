@@ -10,9 +10,9 @@ import numpy as np
 from attrs import evolve
 from device_mesh import AxisCommunicators, Communicator, ParallelMesh
 from mindspore import Tensor
-from parallel_config import TrainConfig
 
 from parallel_trainer.batch import MicroBatch
+from parallel_trainer.device import start_mindspore
 from parallel_trainer.engines.hyperparallel.execute import Execution
 from parallel_trainer.engines.hyperparallel.inputs import tensors
 from parallel_trainer.engines.hyperparallel.layer import Positions
@@ -20,39 +20,33 @@ from parallel_trainer.engines.hyperparallel.model import Chunk
 from parallel_trainer.engines.hyperparallel.modules import local
 from parallel_trainer.engines.hyperparallel.optimizer import AdamW
 from parallel_trainer.engines.hyperparallel.program import program
-from parallel_trainer.engines.hyperparallel.refusals import unserved
 from parallel_trainer.engines.hyperparallel.routing import ForwardRecord
 from parallel_trainer.engines.hyperparallel.runtime import move_to, named_parameters
-from parallel_trainer.errors import UserError
-from parallel_trainer.job import Job
+from parallel_trainer.job import Job, in_one_type
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.optim.decay import decays
-from parallel_trainer.parallel.expert_parallel import build_expert_parallel
+from parallel_trainer.parallel.context_parallel import own_tokens
+from parallel_trainer.parallel.expert_parallel import bias_change, build_expert_parallel
 from parallel_trainer.parallel.pipeline import stage_units
 from parallel_trainer.parallel.routing_record import ExpertLoads
 from parallel_trainer.parallel.sequence import attention_blocks, shards
 from parallel_trainer.parallel.weights import Weight, initial_values
 from parallel_trainer.step import StepResult, no_tokens, not_finite, skipped_in_a_row
-from parallel_trainer.trainer import own_tokens, start_mindspore
 
 
 class HyperParallelTrainer:
     """Trains the model of a `Job` with HyperParallel on one rank of its world; used as `Trainer` is.
 
     Weights start as they do there. Every rank makes all of its chunks' weights first; HyperParallel cuts them.
-    `values` are what is written into parameters before that, by name, in place of initial ones.
 
-    Raises UserError where HyperParallel is missing or cannot be given this file, and for what a run by it does not do.
+    job: from `prepare` with this engine, which says all that keeps it from training the file.
+
+    Raises UserError where HyperParallel is missing or cannot be given this file.
     """
 
     def __init__(self, job: Job, communicator: Communicator) -> None:
-        made = program(_in_one_type(job), job.plan.world_size, communicator.rank)
-        problems = list(unserved(job.config))
-        if problems:
-            raise UserError(
-                "A run with HyperParallel does not do all of this file:", [str(problem) for problem in problems]
-            )
+        made = program(in_one_type(job.config, job.precision), job.plan.world_size, communicator.rank)
         kernel_set = kernels(job.device)
         start_mindspore(job.device)
         config, plan = job.config, job.plan
@@ -89,7 +83,7 @@ class HyperParallelTrainer:
             weight_decay=section.weight_decay,
         )
         self._inputs: list[dict[str, Tensor]] = []
-        self._divisors = np.ones(len(self.model.losses))
+        self._counts = self._divisors = np.ones(len(self.model.losses))
         self._result: StepResult | None = None
         variables = {"batches": self._next_inputs(), "optimizer": _Update(self)}
         self._execution = Execution(made, self.chunks, variables)
@@ -105,11 +99,10 @@ class HyperParallelTrainer:
     def train_step(self) -> StepResult:
         """Train on the next global batch. Collective over the world. Raises UserError as `training_step` does."""
         batches = own_tokens(self._loader.micro_batches(self.consumed), self._shard, len(self.model.losses))
-        counts = self._start_step(list(batches))
+        self._start_step(list(batches))
         self._execution.step()
         result = self._result
         assert result is not None, "the program's last phase calls the optimizer"
-        result = evolve(result, valid_tokens=int(counts[0]))
         if self.job.model.expert_layers:
             self.loads = self._record.collect(self.groups["world"])
             result = evolve(result, balance_loss=self.loads.balance_loss)
@@ -120,24 +113,23 @@ class HyperParallelTrainer:
         self.skipped = skipped_in_a_row(self.skipped, self.job.config.training, updated=result.updated)
         return result
 
-    def _start_step(self, batches: list[MicroBatch]) -> np.ndarray:
-        """Make inputs of the micro-batches, and return how many tokens of the global batch count for each loss.
+    def _start_step(self, batches: list[MicroBatch]) -> None:
+        """Make inputs of the micro-batches, and count the tokens of the global batch that each loss is the mean over.
 
         A loss that is the mean over the tokens of the global batch is, for HyperParallel, which multiplies by
         1/(world_size // pp)/micro-batches and adds up, a sum times what makes up for that. Tensor-parallel ranks, which
         each have the same loss, are among those that it divides by.
         """
         loss_group, losses = self.groups["loss"], len(self.model.losses)
-        counts = loss_group.all_reduce(np.sum([batch.counts(losses) for batch in batches], axis=0))
-        if not counts[0]:
+        self._counts = loss_group.all_reduce(np.sum([batch.counts(losses) for batch in batches], axis=0))
+        if not self._counts[0]:
             raise no_tokens()
-        self._divisors = np.where(counts, counts, 1)
+        self._divisors = np.where(self._counts, self._counts, 1)
         factors = np.array(self.model.loss_weights) * loss_group.size * len(batches) / self._divisors
         for chunk in self.chunks:
             chunk.start_step(factors.tolist())
         together = [batches] if self.job.plan.pp > 1 else [[batch] for batch in batches]
         self._inputs = [tensors(rows) for rows in together]
-        return counts
 
     def _finish_step(self, norm: float) -> None:
         sums = np.sum([chunk.sums for chunk in self.chunks], axis=0)
@@ -148,18 +140,17 @@ class HyperParallelTrainer:
         elif not self.job.config.training.use_skip_step_on_nan:
             raise not_finite(means, norm, self.lr)
         mtp = float(means[1]) if len(means) > 1 else None
-        self._result = StepResult(float(means[0]), norm, 0, updated, mtp)
+        self._result = StepResult(float(means[0]), norm, int(self._counts[0]), updated, mtp)
 
     def _update_biases(self, loads: ExpertLoads) -> None:
         """Move each router's bias as `expert_parallel.update_biases` does; every rank has all of them."""
         layers = {weight.name: layer for layer, weight in self.model.expert_biases.items()}
         for name, parameter in named_parameters(self.chunks):
             if name in layers:
-                tokens = loads.tokens_per_expert[loads.layers.index(layers[name])]
                 bias = local(parameter)
-                towards = np.sign(tokens.mean() - tokens) * self.model.bias_update_rate
+                moved = bias.asnumpy() + bias_change(loads, layers[name], self.model.bias_update_rate)
                 with ms._no_grad():
-                    bias.copy_(Tensor((bias.asnumpy() + towards).astype(bias.asnumpy().dtype)))
+                    bias.copy_(Tensor(moved.astype(bias.asnumpy().dtype)))
 
     @property
     def lr(self) -> float:
@@ -181,8 +172,3 @@ class _Update:
     def step(self, norm: float) -> None:
         """Update the parameters if the gradients' norm and the losses are finite."""
         self._trainer._finish_step(norm)
-
-
-def _in_one_type(job: Job) -> TrainConfig:
-    """The file with the type that this device computes in, which may not be the one it names."""
-    return evolve(job.config, model=evolve(job.config.model, compute_dtype=job.precision.param_dtype))

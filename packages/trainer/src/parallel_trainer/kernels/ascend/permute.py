@@ -1,4 +1,7 @@
-"""Tokens of one rank in the order of their experts, and back: two fused operators, whose sums are made in float32."""
+"""Tokens of one rank in the order of their experts, and back: two fused operators.
+
+They are given float32, so that sums are made in it: of results, and in the backward pass of a token's gradients.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from parallel_trainer.kernels.ascend.tensors import wide
 
 def permute(x: Tensor, ids: np.ndarray, num_experts: int) -> tuple[Tensor, np.ndarray, Tensor]:
     """See `Kernels.permute`."""
-    rows, places = operators.moe_token_permute(x, Tensor(ids.astype(np.int32)))
-    return rows, np.bincount(ids.reshape(-1), minlength=num_experts), places
+    rows, places = operators.moe_token_permute(wide(x), Tensor(ids.astype(np.int32)))
+    return rows.astype(x.dtype), np.bincount(ids.reshape(-1), minlength=num_experts), places
 
 
 def unpermute(rows: Tensor, weights: Tensor, order: Tensor) -> Tensor:
