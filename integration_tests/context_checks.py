@@ -15,8 +15,8 @@ from mask_compression import CompressedMask, causal, from_lengths
 from mindspore import Tensor, nn, ops
 from parallel_config import ParallelPlan
 from parallel_trainer.kernels import kernels
-from parallel_trainer.parallel.context_parallel import OF, Attention, build_attention
-from parallel_trainer.parallel.sequence import shards
+from parallel_trainer.parallel.context_parallel import Attention, build_attention
+from parallel_trainer.parallel.sequence import OF, shards
 
 HEADS, HEAD_DIM, VALUE_DIM = 8, 4, 3
 

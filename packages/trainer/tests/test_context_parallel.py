@@ -18,8 +18,8 @@ from parallel_trainer.data.sample import make_sample, stack
 from parallel_trainer.data.settings import SampleSettings
 from parallel_trainer.job import prepare
 from parallel_trainer.kernels import kernels
-from parallel_trainer.parallel.context_parallel import OF, LocalAttention, UlyssesAttention, cut, repeat_heads
-from parallel_trainer.parallel.sequence import shards
+from parallel_trainer.parallel.context_parallel import LocalAttention, UlyssesAttention, cut, repeat_heads
+from parallel_trainer.parallel.sequence import OF, shards
 
 
 def pieces(batch: MicroBatch, **degrees: object) -> list[MicroBatch]:
