@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import SCENARIOS
 from hyperparallel_cases import DRAWN
 from parallel_trainer.launch.mpiexec import rank_environment
 
 HERE = Path(__file__).parent
-TRAINED = ("2.4-tensor", "4.4-2-uneven-stages", "5.4-b-experts-across-nodes")
-"""Scenarios that eight ranks train on two cores; `hyperparallel_ranks.py` without names trains all of them."""
-
 FURTHEST = {"loss": 1e-6, "mtp_loss": 1e-6, "balance_loss": 1e-6, "grad_norm": 2e-5, "valid_tokens": 0.0}
 """Of float32 from one rank in float64, relative, over the steps."""
 
@@ -36,7 +34,7 @@ def hyperparallel(corpora: dict[str, str], tmp_path_factory: pytest.TempPathFact
     for world in (4, 8):
         mpiexec = str(Path(sys.executable).parent / "mpiexec")
         job = subprocess.run(
-            [mpiexec, "-n", str(world), sys.executable, str(HERE / "hyperparallel_ranks.py"), str(folder), *TRAINED],
+            [mpiexec, "-n", str(world), sys.executable, str(HERE / "hyperparallel_ranks.py"), str(folder)],
             cwd=Path(corpora["plain"]).parent,
             env=rank_environment(world, os.environ) | {"DEVICE_MESH_DEBUG": "0"},
             capture_output=True,
@@ -54,7 +52,7 @@ def assert_near(found: dict[str, float]) -> None:
     assert not far
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [path.stem for path in SCENARIOS])
 def test_scenarios_on_eight_ranks_equal_one_rank(hyperparallel: Reports, name: str) -> None:
     assert_near(hyperparallel[8]["trained"][name])
 
