@@ -39,6 +39,50 @@ class StepResult:
     balance_loss: float | None = None
 
 
+@frozen(eq=False)
+class ValidTokens:
+    """The tokens of a global batch that count, by loss: what each of the losses is the mean over.
+
+    counts: (losses,), the first at least 1.
+    """
+
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, micro_batches: Sequence[MicroBatch], loss_group: Communicator, *, losses: int) -> ValidTokens:
+        """Of all ranks of `loss_group`, which hold different tokens. Raises UserError where none is valid."""
+        counts = loss_group.all_reduce(np.sum([batch.counts(losses) for batch in micro_batches], axis=0))
+        if not counts[0]:
+            raise UserError(
+                "The global batch has no token to learn from: loss_mask is 0 everywhere. A step needs at least one; "
+                "look at eod_mask_loss, pad and the documents' content."
+            )
+        return cls(counts)
+
+    @property
+    def divisors(self) -> np.ndarray:
+        """What sums are divided by; 1 for a loss without valid tokens, a sum of nothing."""
+        return np.where(self.counts, self.counts, 1)
+
+    def result(self, sums: np.ndarray, norm: float, *, lr: float, skip_non_finite: bool) -> StepResult:
+        """Of a step with these sums of losses over the global batch, (losses,), before anything is updated.
+
+        Raises UserError for a loss or norm that is not finite, unless such steps are skipped.
+        """
+        means = sums / self.divisors
+        updated = bool(np.isfinite(means).all()) and math.isfinite(norm)
+        if not (updated or skip_non_finite):
+            raise UserError(
+                f"The loss is {' and '.join(map(str, means))} and the gradient norm {norm}: training cannot go on, "
+                f"they must be finite. The weights are those before this step (lr {lr:g}). Lower "
+                "lr_scheduler.learning_rate, raise its warm-up, or set training.use_skip_step_on_nan: true to skip "
+                "such steps."
+            )
+        return StepResult(
+            float(means[0]), norm, int(self.counts[0]), updated, float(means[1]) if len(means) > 1 else None
+        )
+
+
 def training_step(
     pipeline: Pipeline,
     weights: ShardedWeights,
@@ -69,26 +113,20 @@ def training_step(
 
     Raises UserError for a batch without a valid token and for a non-finite loss or norm; weights are then unchanged.
     """
-    losses = len(loss_weights)
-    counts = loss_group.all_reduce(np.sum([batch.counts(losses) for batch in micro_batches], axis=0))
-    if not counts[0]:
-        raise no_tokens()
+    tokens = ValidTokens.of(micro_batches, loss_group, losses=len(loss_weights))
     weights.gradients[...] = 0
-    divisors = np.where(counts, counts, 1)  # of a loss without valid tokens, a sum of nothing
-    seeds = np.array(loss_weights) * weights.divisor / divisors
+    seeds = np.array(loss_weights) * weights.divisor / tokens.divisors
     sums = pipeline.run(micro_batches, Tensor(seeds.astype(weights.values.dtype)))
     weights.finish_gradients()
     for chunk in pipeline.chunks:
         chunk.end_step()
-    means = pipeline.group.all_reduce(loss_group.all_reduce(sums)) / divisors
+    summed = pipeline.group.all_reduce(loss_group.all_reduce(sums))
     norm = global_norm(weights.norm_parts(), world)
-    updated = bool(np.isfinite(means).all()) and math.isfinite(norm)
-    if updated:
+    result = tokens.result(summed, norm, lr=lr, skip_non_finite=skip_non_finite)
+    if result.updated:
         weights.gradients *= clip_coefficient(norm, max_norm)
         optimizer.step(weights.gradients, lr=lr)
-    elif not skip_non_finite:
-        raise not_finite(means, norm, lr)
-    return StepResult(float(means[0]), norm, int(counts[0]), updated, float(means[1]) if losses > 1 else None)
+    return result
 
 
 def skipped_in_a_row(before: int, training: Training, *, updated: bool) -> int:
@@ -103,20 +141,3 @@ def skipped_in_a_row(before: int, training: Training, *, updated: bool) -> int:
             f"training.max_consecutive_skipped_steps is {training.max_consecutive_skipped_steps}."
         )
     return skipped
-
-
-def no_tokens() -> UserError:
-    """Of a global batch without a valid token."""
-    return UserError(
-        "The global batch has no token to learn from: loss_mask is 0 everywhere. A step needs at least one; "
-        "look at eod_mask_loss, pad and the documents' content."
-    )
-
-
-def not_finite(means: np.ndarray, norm: float, lr: float) -> UserError:
-    """Of a step whose losses or gradient norm are not finite."""
-    return UserError(
-        f"The loss is {' and '.join(map(str, means))} and the gradient norm {norm}: training cannot go on, they "
-        f"must be finite. The weights are those before this step (lr {lr:g}). Lower lr_scheduler.learning_rate, "
-        "raise its warm-up, or set training.use_skip_step_on_nan: true to skip such steps."
-    )

@@ -32,7 +32,7 @@ from parallel_trainer.parallel.pipeline import stage_units
 from parallel_trainer.parallel.routing_record import ExpertLoads
 from parallel_trainer.parallel.sequence import attention_blocks, shards
 from parallel_trainer.parallel.weights import Weight, initial_values
-from parallel_trainer.step import StepResult, no_tokens, not_finite, skipped_in_a_row
+from parallel_trainer.step import StepResult, ValidTokens, skipped_in_a_row
 
 
 class HyperParallelTrainer:
@@ -83,7 +83,7 @@ class HyperParallelTrainer:
             weight_decay=section.weight_decay,
         )
         self._inputs: list[dict[str, Tensor]] = []
-        self._counts = self._divisors = np.ones(len(self.model.losses))
+        self._tokens: ValidTokens | None = None
         self._result: StepResult | None = None
         variables = {"batches": self._next_inputs(), "optimizer": _Update(self)}
         self._execution = Execution(made, self.chunks, variables)
@@ -120,12 +120,9 @@ class HyperParallelTrainer:
         1/(world_size // pp)/micro-batches and adds up, a sum times what makes up for that. Tensor-parallel ranks, which
         each have the same loss, are among those that it divides by.
         """
-        loss_group, losses = self.groups["loss"], len(self.model.losses)
-        self._counts = loss_group.all_reduce(np.sum([batch.counts(losses) for batch in batches], axis=0))
-        if not self._counts[0]:
-            raise no_tokens()
-        self._divisors = np.where(self._counts, self._counts, 1)
-        factors = np.array(self.model.loss_weights) * loss_group.size * len(batches) / self._divisors
+        loss_group = self.groups["loss"]
+        self._tokens = ValidTokens.of(batches, loss_group, losses=len(self.model.losses))
+        factors = np.array(self.model.loss_weights) * loss_group.size * len(batches) / self._tokens.divisors
         for chunk in self.chunks:
             chunk.start_step(factors.tolist())
         together = [batches] if self.job.plan.pp > 1 else [[batch] for batch in batches]
@@ -133,14 +130,12 @@ class HyperParallelTrainer:
 
     def _finish_step(self, norm: float) -> None:
         sums = np.sum([chunk.sums for chunk in self.chunks], axis=0)
-        means = self.groups["pp"].all_reduce(self.groups["loss"].all_reduce(sums)) / self._divisors
-        updated = bool(np.isfinite(means).all()) and math.isfinite(norm)
-        if updated:
+        summed = self.groups["pp"].all_reduce(self.groups["loss"].all_reduce(sums))
+        skip = self.job.config.training.use_skip_step_on_nan
+        assert self._tokens is not None, "a step begins by counting them"
+        self._result = self._tokens.result(summed, norm, lr=self.lr, skip_non_finite=skip)
+        if self._result.updated:
             self._optimizer.step(self.lr)
-        elif not self.job.config.training.use_skip_step_on_nan:
-            raise not_finite(means, norm, self.lr)
-        mtp = float(means[1]) if len(means) > 1 else None
-        self._result = StepResult(float(means[0]), norm, int(self._counts[0]), updated, mtp)
 
     def _update_biases(self, loads: ExpertLoads) -> None:
         """Move each router's bias as `expert_parallel.update_biases` does; every rank has all of them."""
@@ -148,9 +143,10 @@ class HyperParallelTrainer:
         for name, parameter in named_parameters(self.chunks):
             if name in layers:
                 bias = local(parameter)
-                moved = bias.asnumpy() + bias_change(loads, layers[name], self.model.bias_update_rate)
+                values = bias.asnumpy()
+                moved = values + bias_change(loads, layers[name], self.model.bias_update_rate)
                 with ms._no_grad():
-                    bias.copy_(Tensor(moved.astype(bias.asnumpy().dtype)))
+                    bias.copy_(Tensor(moved.astype(values.dtype)))
 
     @property
     def lr(self) -> float:
