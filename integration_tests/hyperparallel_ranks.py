@@ -25,6 +25,7 @@ from device_mesh.single import SingleCommunicator
 from hyperparallel_cases import drawn
 from hyperparallel_checks import CHECKS
 from hyperparallel_stand_in import install
+from launching import Tasks, tasks_of
 from parallel_config import TrainConfig, load
 from parallel_trainer.engines.hyperparallel.trainer import HyperParallelTrainer
 from parallel_trainer.job import prepare
@@ -79,7 +80,9 @@ def of_all_ranks(communicator: Communicator, found: Any) -> list[Any]:
     return [json.loads(text[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def trained(communicator: Communicator, files: Mapping[str, TrainConfig], alone: Mapping[str, Numbers]) -> Any:
+def trained(
+    communicator: Communicator, files: Mapping[str, TrainConfig], alone: Mapping[str, Numbers], tasks: Tasks
+) -> Any:
     """By name how far each file's training by these ranks is from one rank."""
     forget = install(communicator)
     found = {}
@@ -87,10 +90,11 @@ def trained(communicator: Communicator, files: Mapping[str, TrainConfig], alone:
         trainer = HyperParallelTrainer(prepare(config, communicator.size, engine="hyperparallel"), communicator)
         found[name] = differences(alone[name], numbers(trainer))
         forget()
+        tasks.done(name)
     return found
 
 
-def checked(communicator: Communicator) -> list[Any]:
+def checked(communicator: Communicator, tasks: Tasks) -> list[Any]:
     """What each rank found in the double, by rank."""
     forget = install(communicator)
     import_module("hyper_parallel.platform.mindspore.autograd_compat").enable_mindspore_backward_compat()
@@ -98,6 +102,7 @@ def checked(communicator: Communicator) -> list[Any]:
     for check in CHECKS:
         found[check.__name__] = check(communicator)
         forget()
+        tasks.done(check.__name__)
     return of_all_ranks(communicator, found)
 
 
@@ -108,20 +113,27 @@ def main(folder: Path, scenarios: Sequence[str]) -> None:
     warnings.filterwarnings("ignore", "Extensions of this project")
     with abort_on_error(communicator):
         report: dict[str, Any] = {}
+        noted, first = tasks_of(folder, communicator.size), communicator.rank == 0
         if communicator.size == 8:
             files = {path.stem: load(path) for path in SCENARIOS if path.stem in scenarios or not scenarios}
-            report["trained"] = trained(communicator, files, baselines(files, communicator))
+            tasks = Tasks(noted, 1 + len(files), writes=first)
+            alone = baselines(files, communicator)
+            tasks.done("one rank")
+            report["trained"] = trained(communicator, files, alone, tasks)
         else:
             texts, half = corpora(), communicator.split(communicator.rank // 2)
             files = drawn(4, texts)
             of_pairs = list(drawn(2, texts).items())
+            own_pairs = dict(of_pairs[communicator.rank // 2 :: 2])
+            tasks = Tasks(noted, 1 + len(files) + len(own_pairs) + len(CHECKS), writes=first)
             alone = baselines(files | dict(of_pairs), communicator)
-            report["trained"] = trained(communicator, files, alone)
-            own = trained(half, dict(of_pairs[communicator.rank // 2 :: 2]), alone)
+            tasks.done("one rank")
+            report["trained"] = trained(communicator, files, alone, tasks)
+            own = trained(half, own_pairs, alone, tasks)
             for found in of_all_ranks(communicator, own):
                 report["trained"] |= found
-            report["checks"] = checked(communicator)
-        if communicator.rank == 0:
+            report["checks"] = checked(communicator, tasks)
+        if first:
             (folder / f"hyperparallel-{communicator.size}.json").write_text(json.dumps(report), encoding="utf-8")
 
 

@@ -7,16 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
 ENVIRONMENT = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3"}
 MODULE = ["python", "-m", "parallel_trainer.run_mindformer"]
 
-_STOP_SECONDS = 30.0
+_STOP_SECONDS = 60.0
 
 
-def msrun(folder: Path, workers: int, *program: str, seconds: float = 200.0) -> subprocess.CompletedProcess[str]:
+def msrun(folder: Path, workers: int, *program: str, seconds: float = 500.0) -> subprocess.CompletedProcess[str]:
     """What a call of msrun in `folder` comes to; its workers' logs are in `folder/logs`.
 
     Raises subprocess.TimeoutExpired, with the workers ended, where that takes more than `seconds`.
@@ -24,7 +26,9 @@ def msrun(folder: Path, workers: int, *program: str, seconds: float = 200.0) -> 
     command = [str(BIN / "msrun"), f"--worker_num={workers}", f"--local_worker_num={workers}"]
     command += [f"--master_port={_free_port()}", "--join=True", "--log_dir=logs", *program]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) as job:
+    with interruptible():
+        job = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
+    with job:
         try:
             printed = job.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -35,6 +39,18 @@ def msrun(folder: Path, workers: int, *program: str, seconds: float = 200.0) -> 
                 job.kill()
             raise
     return subprocess.CompletedProcess(command, job.returncode, *printed)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Processes that start in here end at SIGINT and SIGHUP, also where ours ignores them: `nohup`, jobs of a shell."""
+    numbers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _free_port() -> int:

@@ -25,6 +25,7 @@ from cases import BASELINES, CASES, SCENARIO_STEPS, SCENARIOS, STEPS, Case, corp
 from checks import CHECKS
 from device_mesh import Communicator, Traffic, abort_on_error, connect
 from device_mesh.debug import CheckedCommunicator
+from launching import Tasks, tasks_of
 from parallel_config import load, loads
 from parallel_trainer.cli.verify import largest_weight_difference
 from parallel_trainer.estimate import Estimate
@@ -85,7 +86,7 @@ def differences(alone: Trace, together: Trace) -> dict[str, float]:
     return found
 
 
-def scenarios(folder: Path, communicator: Communicator) -> dict[str, dict[str, float]]:
+def scenarios(folder: Path, communicator: Communicator, tasks: Tasks) -> dict[str, dict[str, float]]:
     """Train each scenario in float64: leave its baseline if this is one rank, else compare with that."""
     found = {}
     for path in SCENARIOS:
@@ -99,6 +100,7 @@ def scenarios(folder: Path, communicator: Communicator) -> dict[str, dict[str, f
         elif not baseline.exists():  # several differ in parallelism alone
             baseline.mkdir()
             Trace.record(Trainer(prepare(alone, 1, dtype="float64"), communicator), SCENARIO_STEPS).save(baseline)
+        tasks.done(path.stem)
     return found
 
 
@@ -114,21 +116,31 @@ def main(folder: Path) -> None:
     communicator = connect()
     warnings.filterwarnings("ignore", "Extensions of this project")
     with abort_on_error(communicator):
-        first = communicator.rank == 0
-        if communicator.size == 1:
-            for model in BASELINES:
-                (folder / model.name).mkdir()
-                trace(Case(model=model), texts, communicator)[0].save(folder / model.name)
+        first, world = communicator.rank == 0, communicator.size
+        cases = [case for case in CASES if case.world == world]
+        to_check = [check for check in CHECKS if world in CHECKS[check]]
+        compared = SCENARIOS if world in (1, 8) else []
+        baselines = BASELINES if world == 1 else ()
+        total = len(baselines) + len(cases) + len(compared) + len(to_check)
+        tasks = Tasks(tasks_of(folder, world), total, writes=first)
+        for model in baselines:
+            (folder / model.name).mkdir()
+            trace(Case(model=model), texts, communicator)[0].save(folder / model.name)
+            tasks.done(f"baseline {model.name}")
         found: dict[str, dict[str, Any]] = {}
         checked = CheckedCommunicator.over(communicator, CALL_SECONDS)
-        for number, case in enumerate(case for case in CASES if case.world == communicator.size):
-            compares_calls = number % CHECKED_EVERY[communicator.size] == 0
+        for number, case in enumerate(cases):
+            compares_calls = number % CHECKED_EVERY[world] == 0
             together, others = trace(case, texts, checked if compares_calls else communicator)
             if first:
                 alone = Trace.load(folder / case.model.name)
                 found[case.name] = differences(alone, together) | others
-        trained = scenarios(folder, communicator) if communicator.size in (1, 8) else {}
-        checks = {check.__name__: check(communicator) for check in CHECKS if communicator.size in CHECKS[check]}
+            tasks.done(case.name)
+        trained = scenarios(folder, communicator, tasks) if compared else {}
+        checks = {}
+        for check in to_check:
+            checks[check.__name__] = check(communicator)
+            tasks.done(check.__name__)
         if first:
             report = {"cases": found, "checks": checks, "scenarios": trained}
             (folder / f"world-{communicator.size}.json").write_text(json.dumps(report), encoding="utf-8")

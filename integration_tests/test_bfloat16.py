@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from cases import STEPS
 
-pytestmark = pytest.mark.timeout(3000)
 Reports = dict[int, dict[str, Any]]
 
 ROUNDED = 5e-3

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from checkpoint_checks import RELAYS
 
-pytestmark = pytest.mark.timeout(3000)  # the first test to ask for reports waits for all launches
-
 Reports = dict[int, dict[str, Any]]
 
 

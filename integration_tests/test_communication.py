@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from cases import CASES, GLOBAL_BATCH, SEQ_LENGTH, Case
 
-pytestmark = pytest.mark.timeout(3000)
 Reports = dict[int, dict[str, Any]]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(3000)
 Reports = dict[int, dict[str, Any]]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from evaluation_checks import MODELS, PLANS
 
-pytestmark = pytest.mark.timeout(3000)
 Reports = dict[int, dict[str, Any]]
 SEVERAL = [(world, case.name) for world, cases in PLANS.items() for case in cases if world > 1]
 

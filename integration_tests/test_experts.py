@@ -10,7 +10,6 @@ from cases import GLOBAL_BATCH, SEQ_LENGTH
 Reports = dict[int, dict[str, Any]]
 
 
-@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_step_whose_router_is_not_finite_ends_and_moves_neither_weights_nor_biases(
     reports: Reports, world: int

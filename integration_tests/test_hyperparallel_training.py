@@ -6,16 +6,14 @@ The double is `hyperparallel_stand_in`, which says what it models. `hyperparalle
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import SCENARIOS
 from hyperparallel_cases import DRAWN
-from parallel_trainer.launch.mpiexec import rank_environment
+from launching import launch
 
 HERE = Path(__file__).parent
 FURTHEST = {"loss": 1e-6, "mtp_loss": 1e-6, "balance_loss": 1e-6, "grad_norm": 2e-5, "valid_tokens": 0.0}
@@ -23,25 +21,16 @@ FURTHEST = {"loss": 1e-6, "mtp_loss": 1e-6, "balance_loss": 1e-6, "grad_norm": 2
 
 Reports = dict[int, dict[str, Any]]
 
-pytestmark = pytest.mark.timeout(1800)
-
 
 @pytest.fixture(scope="module")
-def hyperparallel(corpora: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Reports:
+def hyperparallel(
+    corpora: dict[str, str], show: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory
+) -> Reports:
     """By world size what `hyperparallel_ranks.py` found."""
     folder, found = tmp_path_factory.mktemp("hyperparallel"), {}
     (folder / "corpora.json").write_text(json.dumps(corpora), encoding="utf-8")
     for world in (4, 8):
-        mpiexec = str(Path(sys.executable).parent / "mpiexec")
-        job = subprocess.run(
-            [mpiexec, "-n", str(world), sys.executable, str(HERE / "hyperparallel_ranks.py"), str(folder)],
-            cwd=Path(corpora["plain"]).parent,
-            env=rank_environment(world, os.environ) | {"DEVICE_MESH_DEBUG": "0"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert job.returncode == 0, f"{world} ranks ended with {job.returncode}:\n{job.stdout}\n{job.stderr}"
+        launch(HERE / "hyperparallel_ranks.py", world, folder, cwd=Path(corpora["plain"]).parent, show=show)
         found[world] = json.loads((folder / f"hyperparallel-{world}.json").read_text(encoding="utf-8"))
     return found
 

@@ -13,7 +13,7 @@ from cases import STEPS, Case, Model
 from msrun import BIN, ENVIRONMENT, MODULE, msrun
 
 DOOR = [str(Path(__file__).parents[1] / "tools" / "run_mindformer.py")]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def start(folder: Path, workers: int, *program: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def test_trains_as_ranks_of_mpiexec_do(tmp_path: Path, config: str, workers: int
         assert (tmp_path / "logs" / f"worker_{rank}.log").read_text(encoding="utf-8") == ""
     assert "worker_0.log" in (tmp_path / "logs" / "scheduler.log").read_text(encoding="utf-8")
     command = [str(BIN / "parallel-train"), "run", config, "--nproc", str(workers), "--output", "mpiexec"]
-    subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True, timeout=200)
+    subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True, timeout=500)
     assert losses(run) == losses(tmp_path / "mpiexec")
 
 
@@ -90,7 +90,7 @@ def test_one_device_needs_no_msrun(tmp_path: Path, config: str) -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert len(losses(next((tmp_path / "output").iterdir()))) == STEPS

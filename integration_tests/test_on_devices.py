@@ -22,7 +22,7 @@ SHARDED = "1x2x1x1-sum-default-acc3-float32-untied-kv2-plain"
 DEEPSEEK = "1x2x2x2-ep8-.*deepseek_v3-top4of16"
 PIPELINE = "pp2x1-1x1x1x1-sum-default-acc4-float32-untied-kv2-plain-4layers-batch36"
 LINE = re.compile(r"^ *(\S+) +(\S+)  (equal|DIFFERENT) +(\S+)$", re.MULTILINE)
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def on_cpu(*names: str) -> Sequence[str]:

@@ -42,7 +42,6 @@ def test_layers_of_a_scenario_are_the_specifications() -> None:
     assert layers["4.4-2-uneven-stages"] == ((0, 1), (2, 3), (4, 8), (9, 9))
 
 
-@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario_trains_as_one_rank_does(path: Path, reports: dict[int, dict[str, Any]]) -> None:
     found = reports[8]["scenarios"][path.stem]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cases import context_parallel, data_parallel, expert_parallel, pipeline, tensor_parallel
-from cases.case import EOD, PAD, SEQ_LENGTH, STEPS, VOCAB_SIZE, WORLDS, Case, corpora
+from cases.case import EOD, PAD, SEQ_LENGTH, STEPS, TOLERANCE, VOCAB_SIZE, WORLDS, Case, corpora
 from cases.model import GLOBAL_BATCH, Model
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "SCENARIO_STEPS",
     "SEQ_LENGTH",
     "STEPS",
+    "TOLERANCE",
     "VOCAB_SIZE",
     "WORLDS",
     "Case",

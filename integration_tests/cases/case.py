@@ -17,6 +17,12 @@ SEQ_LENGTH = 32
 VOCAB_SIZE = 61
 EOD, PAD = 0, 1
 
+TOLERANCE = {
+    "float64": {"losses": 1e-9, "grad_norms": 1e-9, "weights": 1e-9, "loads": 0},
+    "float32": {"losses": 1e-5, "grad_norms": 1e-4, "loads": 0},
+}
+"""By the type that a plan computes in, how far it may be from one rank."""
+
 # Odd sizes on purpose: most weights do not divide by 4 or 8, the q/k norms have fewer elements than 8 ranks.
 _CONFIG = """
 parallelism:

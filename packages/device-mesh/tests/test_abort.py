@@ -13,7 +13,8 @@ from attrs import frozen
 from device_mesh import abort_on_error, connect
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-LIMIT_SECONDS = 10.0
+LIMIT_SECONDS = 60.0
+"""A job that is not ended goes on for ten times as long."""
 PROGRAM = """\
 import os, sys, time
 import numpy as np
@@ -25,7 +26,7 @@ class UserError(ValueError):
 def work(comm):
     BODY
 
-comm = connect("mpi", debug=DEBUG, debug_timeout_seconds=1.0)
+comm = connect("mpi", debug=DEBUG, debug_timeout_seconds=5.0)
 comm.barrier()
 if comm.rank == 0:
     print("ready", time.time(), flush=True)
@@ -49,7 +50,7 @@ def run(tmp_path: Path, body: str, *, ranks: int = 3, debug: bool = False) -> En
         [MPIEXEC, "-n", str(ranks), sys.executable, str(script)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
     started = max(float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("ready"))
@@ -119,11 +120,11 @@ def test_a_killed_rank_takes_the_job_down(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_calls_is_named(tmp_path: Path) -> None:
-    ending = run(tmp_path, "time.sleep(60) if comm.rank == 1 else comm.all_reduce(np.zeros(3))", debug=True)
+    ending = run(tmp_path, "time.sleep(600) if comm.rank == 1 else comm.all_reduce(np.zeros(3))", debug=True)
     assert ending.code == 1
     assert ending.seconds < LIMIT_SECONDS
     assert "rank 0 called all_reduce(x of shape (3,) and dtype float64, op='sum') at program.py:9" in ending.stderr
-    assert "rank 1 of its group (0, 1, 2) made no call within 1 s" in ending.stderr
+    assert "rank 1 of its group (0, 1, 2) made no call within 5 s" in ending.stderr
     assert ending.stderr.count("Traceback") == 1
 
 

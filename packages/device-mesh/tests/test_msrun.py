@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,14 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
         environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3"}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [*command, f"--log_dir={tmp_path / name}", *options.split(), str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
+        with interruptible():
+            process = subprocess.Popen(
+                [*command, f"--log_dir={tmp_path / name}", *options.split(), str(script)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+            )
         jobs.append(Job(process, tmp_path / name))
         return jobs[-1]
 
@@ -95,7 +97,7 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
     for job in jobs:
         job.process.kill()
         job.process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_SECONDS
     while (left := running(script)) and time.monotonic() < deadline:
         time.sleep(0.1)
     tails = [pid for job in jobs for pid in running(job.folder)]  # a msrun that is killed leaves what shows its logs
@@ -110,6 +112,16 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
             path.unlink(missing_ok=True)
         return
     assert not ours or _others_use_mpi(), ours
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Processes that start in here end at SIGINT, also where ours ignores it, as `nohup` and shells' jobs do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _others_use_mpi() -> bool:
@@ -192,9 +204,9 @@ def test_a_rank_that_two_workers_claim(start: Callable[..., Job]) -> None:
 
 
 def test_workers_that_msrun_gives_no_numbers(start: Callable[..., Job]) -> None:
-    code, printed = start(options="--worker_num=3 --local_worker_num=1 --cluster_time_out=3").wait()
+    code, printed = start(options="--worker_num=3 --local_worker_num=1 --cluster_time_out=10").wait()
     assert code != 0
-    assert "1 of 3 ranks joined within 3 s, and ranks 1, 2 did not" in printed
+    assert "1 of 3 ranks joined within 10 s, and ranks 1, 2 did not" in printed
 
 
 def test_mpi_that_was_loaded_too_early(start: Callable[..., Job]) -> None:
@@ -206,7 +218,7 @@ def test_mpi_that_was_loaded_too_early(start: Callable[..., Job]) -> None:
 
 def test_a_port_that_is_taken(start: Callable[..., Job], port: int) -> None:
     """Another job, started while the first runs, ends; so does one whose port another program has."""
-    first = start("time.sleep(60)", name="first")
+    first = start("time.sleep(600)", name="first")
     first.until(lambda: "rank 1 of 2" in first.log("worker_1"))
     code, printed = start(name="second").wait()
     assert code != 0
@@ -236,7 +248,7 @@ def test_two_jobs_that_start_at_once_on_one_port(start: Callable[..., Job], port
 
 
 def test_the_scheduler_is_killed(start: Callable[..., Job]) -> None:
-    job = start("time.sleep(60)")
+    job = start("time.sleep(600)")
     job.until(lambda: "rank 1 of 2" in job.log("worker_1"))
     os.kill(scheduler_of(job), signal.SIGKILL)
     code, printed = job.wait()
@@ -247,7 +259,7 @@ def test_the_scheduler_is_killed(start: Callable[..., Job]) -> None:
 @pytest.mark.parametrize("joined", [True, False])
 def test_msrun_is_killed(start: Callable[..., Job], joined: bool) -> None:
     missing = 0 if joined else 1
-    job = start("time.sleep(60)", options=f"--worker_num={2 + missing} --local_worker_num=2 --node_rank=0")
+    job = start("time.sleep(600)", options=f"--worker_num={2 + missing} --local_worker_num=2 --node_rank=0")
     job.until(lambda: "rank 1 of 2" in job.log("worker_1") if joined else "Waiting" in job.log("scheduler"))
     job.process.kill()
     job.process.wait()
@@ -276,7 +288,7 @@ def test_two_calls_of_msrun_are_one_job(start: Callable[..., Job]) -> None:
     """Two nodes on one machine: whose rank dies, both end."""
     logs = "[os.path.join(os.path.dirname(__file__), node, 'scheduler.log') for node in ('node0', 'node1')]"
     both = f"all(map(os.path.getsize, {logs}))"
-    body = f"while comm.rank == 1: {both} and os.kill(os.getpid(), 9)\n    time.sleep(60)"
+    body = f"while comm.rank == 1: {both} and os.kill(os.getpid(), 9)\n    time.sleep(600)"
     options = "--worker_num=4 --local_worker_num=2 --node_rank="
     nodes = [start(body, name=f"node{rank}", options=f"{options}{rank}") for rank in (0, 1)]
     ends = [node.wait() for node in nodes]
@@ -312,7 +324,7 @@ def machines() -> Iterator[list[list[str]]]:
 
 def test_two_machines(start: Callable[..., Job], machines: list[list[str]]) -> None:
     """Ranks of different host names talk over the network; when one dies, the machine without a scheduler hears why."""
-    body = "comm.barrier(); comm.rank == 1 and os.kill(os.getpid(), 9); comm.barrier(); time.sleep(60)"
+    body = "comm.barrier(); comm.rank == 1 and os.kill(os.getpid(), 9); comm.barrier(); time.sleep(600)"
     options = "--worker_num=4 --local_worker_num=2 --master_addr=10.213.7.1 --cluster_time_out=60 --node_rank="
     nodes = [
         start(body, name=f"node{rank}", options=f"{options}{rank}", machine=machine)

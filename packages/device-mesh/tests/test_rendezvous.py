@@ -16,7 +16,7 @@ from device_mesh import rendezvous
 from device_mesh.pmi import LINE_BYTES, KeyValues, ProtocolError, parse
 from device_mesh.rendezvous import Aborted, Ended, Rendezvous, name_ranks
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @define
@@ -217,12 +217,15 @@ def test_a_client_that_speaks_something_else_is_sent_away(job: Job, words: bytes
 
 
 def test_clients_that_say_nothing_do_not_keep_ranks_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "FIRST_LINE_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "FIRST_LINE_SECONDS", 5.0)
     strangers = [job.client() for _ in range(100)]
-    time.sleep(0.2)
-    assert sum(_cut_off(stranger) for stranger in strangers) == 100 - (3 + 64)
-    time.sleep(1.0)
-    assert all(_cut_off(stranger) for stranger in strangers)
+    begin = time.monotonic()
+    while (cut_off := sum(map(_cut_off, strangers))) < 100 - (3 + 64) and time.monotonic() < begin + SECONDS:
+        time.sleep(0.05)
+    assert cut_off == 100 - (3 + 64)  # at once: there is room for the ranks and 64 more
+    while not all(map(_cut_off, strangers)) and time.monotonic() < begin + SECONDS:
+        time.sleep(0.05)
+    assert all(map(_cut_off, strangers))
     job.ranks()
 
 
@@ -235,23 +238,23 @@ def _cut_off(client: Client) -> bool:
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
-    reason = "1 of 3 ranks joined within 0.5 s, and ranks 0, 2 did not: were they started, and what do their logs say?"
-    with Job(3, wait_seconds=0.5) as job:
+    reason = "1 of 3 ranks joined within 2 s, and ranks 0, 2 did not: were they started, and what do their logs say?"
+    with Job(3, wait_seconds=2.0) as job:
         assert job.rank(1).told_the_end() == reason
         assert job.ended() == reason
 
 
 def test_ranks_that_do_not_start_mpi_are_named() -> None:
-    with Job(3, wait_seconds=0.5) as job:
+    with Job(3, wait_seconds=2.0) as job:
         clients = job.ranks()
         clients[0].say("cmd=barrier_in")
-        assert clients[2].told_the_end() == "ranks 1, 2 joined and did not start MPI within 0.5 s of the others."
+        assert clients[2].told_the_end() == "ranks 1, 2 joined and did not start MPI within 2 s of the others."
 
 
 def test_finishing_may_take_one_rank_long() -> None:
-    with Job(2, wait_seconds=0.5) as job:
+    with Job(2, wait_seconds=2.0) as job:
         clients = job.ranks()
-        for pause in (0.0, 1.5):
+        for pause in (0.0, 3.0):
             clients[0].say("cmd=barrier_in")
             time.sleep(pause)
             clients[1].say("cmd=barrier_in")

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from moe_dispatch import ExpertLayout, arrival, plan
@@ -29,6 +29,7 @@ def routings(draw: st.DrawFn) -> tuple[list[np.ndarray], ExpertLayout]:
     return [draw(tokens) for _ in range(made.num_ranks)], made
 
 
+@settings(deadline=None)
 @given(routings())
 def test_counts_sizes_and_order_of_what_is_sent(routing: tuple[list[np.ndarray], ExpertLayout]) -> None:
     expert_ids, made = routing
@@ -45,6 +46,7 @@ def test_counts_sizes_and_order_of_what_is_sent(routing: tuple[list[np.ndarray],
         assert {a.dtype for a in (planned.counts, planned.send_sizes, planned.order)} == {np.dtype(np.int64)}
 
 
+@settings(deadline=None)
 @given(routings())
 def test_what_arrives_is_sorted_by_expert_then_source_then_token(
     routing: tuple[list[np.ndarray], ExpertLayout],
@@ -70,6 +72,7 @@ def test_what_arrives_is_sorted_by_expert_then_source_then_token(
     assert received_in_all == sum(ids.size for ids in expert_ids)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.data())
 def test_origins_come_between_expert_and_source(sources: int, experts: int, origins: int, data: st.DataObject) -> None:
     counts = data.draw(arrays(np.int64, (sources, experts, origins), elements=st.integers(0, 3)))
@@ -80,6 +83,7 @@ def test_origins_come_between_expert_and_source(sources: int, experts: int, orig
     assert arranged == sorted(labels)
 
 
+@settings(deadline=None)
 @given(routings())
 def test_a_node_is_sent_each_token_once_and_every_slot(routing: tuple[list[np.ndarray], ExpertLayout]) -> None:
     expert_ids, made = routing

@@ -103,20 +103,19 @@ def test_warnings_go_to_the_error_stream(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(captured.out)["world_size"] == 2
 
 
-def test_as_a_process_it_answers_quickly_and_imports_little(good: Path) -> None:
+def test_as_a_process_it_imports_little(good: Path) -> None:
     code = (
-        "import sys, time, parallel_config.cli as cli; status = cli.main(sys.argv[1:]);"
+        "import sys, parallel_config.cli as cli; status = cli.main(sys.argv[1:]);"
         "roots = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names;"
-        "print(time.process_time(), *roots, file=sys.stderr); sys.exit(status)"
+        "print(*roots, file=sys.stderr); sys.exit(status)"
     )
     command = [sys.executable, "-c", code, "check", str(good), "--world-size", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    seconds, *roots = done.stderr.split()
+    roots = done.stderr.split()
     dependencies = {"attr", "attrs", "cattr", "cattrs", "yaml", "typing_extensions", "cython_runtime"}
     public = {root for root in roots if not root.startswith("_")}
     assert public <= dependencies | {"parallel_config"}
-    assert float(seconds) < 1.5, "0.3 s of processor time with compiled modules, twice that without"
 
 
 def test_a_reader_that_stops_early_gets_no_traceback(good: Path) -> None:

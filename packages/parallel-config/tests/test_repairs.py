@@ -9,8 +9,8 @@ import itertools
 import json
 import re
 import statistics
-import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -320,12 +320,12 @@ def plan_of(text: str, world_size: int) -> int:
         return plan(loads(text), world_size).world_size
 
 
-def test_a_file_takes_little_time() -> None:
-    milliseconds = sorted(min(milliseconds_for(wrong) for _ in range(3)) for wrong in CORPUS)
-    *_, high = statistics.quantiles(milliseconds, n=20)
-    print(f"{len(CORPUS)} files, median {statistics.median(milliseconds):.1f} ms, 95 of 100 within {high:.1f} ms")
-    # 10 ms is meant for an idle core: the processor's clock runs on while a neighbour has the shared parts of it.
-    assert high < 20
+def test_a_file_takes_little_work(lines_run: Callable[[Callable[[], object]], int]) -> None:
+    """A hundred thousand lines of Python are 10 ms or so."""
+    work = [lines_run(lambda wrong=wrong: look_for_repairs(wrong)) for wrong in CORPUS]
+    *_, high = statistics.quantiles(work, n=20)
+    assert high < 100_000
+    assert max(work) < 300_000
 
 
 def test_few_edits_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,12 +343,10 @@ def test_few_edits_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tried <= 15, wrong.name
 
 
-def milliseconds_for(wrong: Wrong) -> float:
-    start = time.process_time()
+def look_for_repairs(wrong: Wrong) -> None:
     document = read(wrong.text, "run.yaml")
     examine(document, wrong.world_size)
     repairs(document, wrong.world_size)
-    return (time.process_time() - start) * 1e3
 
 
 def test_a_misplaced_or_misspelt_key_keeps_its_value() -> None:

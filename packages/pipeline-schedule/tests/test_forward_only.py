@@ -66,7 +66,7 @@ def test_ranks_compute_what_one_would(placement: tuple[int, ...]) -> None:
     callbacks = Callbacks(
         forward=lambda stage, number, x: ((number,) if x is None else x) + (f"stage {stage}",),
         send=lambda message, value: lines[message.sender, message.receiver].put(value),
-        recv=lambda message: lines[message.sender, message.receiver].get(timeout=10),
+        recv=lambda message: lines[message.sender, message.receiver].get(timeout=120),
     )
     threads = [
         threading.Thread(target=lambda rank=rank: outputs.update(Executor(schedule, rank, callbacks).run()))

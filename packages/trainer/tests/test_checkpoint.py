@@ -227,7 +227,7 @@ def test_an_asynchronous_save_has_the_values_of_the_step_it_names(
     real = write.TensorFileWriter.write
 
     def slow(self: Any, name: str, array: np.ndarray) -> None:
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         real(self, name, array)
 
     monkeypatch.setattr(write.TensorFileWriter, "write", slow)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_config.schema import Dataloader, DataloaderConfig, TrainDataset
 from parallel_trainer.data.indexed import IndexedWriter
@@ -57,6 +57,7 @@ def test_a_rank_has_every_data_parallel_th_sample_in_micro_batches() -> None:
     assert batches[0].loss_mask.shape == batches[0].position_ids.shape == (2, 2)
 
 
+@settings(deadline=None)
 @given(
     size=st.integers(1, 50),
     step=st.integers(0, 30),

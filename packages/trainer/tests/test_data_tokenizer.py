@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_trainer.data.tokenizer import ByteTokenizer, load_tokenizer
 from parallel_trainer.errors import UserError
@@ -37,6 +37,7 @@ def test_bytes_are_utf8_and_the_end_of_a_document_comes_after_them() -> None:
     assert (tokenizer.eod, tokenizer.vocab_size) == (256, 257)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(codec="utf-8")))
 def test_bytes_come_back_as_the_text(text: str) -> None:
     tokenizer = ByteTokenizer()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_mesh import connect
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor, mint
 from mindspore.graph.api import _pynative_executor
@@ -124,6 +124,7 @@ class Numbered:
         return Sample(here, here + 1, np.ones(2, dtype=np.float32), np.arange(2, dtype=np.int32), np.array([2]))
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 100), rows=st.integers(1, 7), shards=st.integers(1, 5))
 def test_every_sample_is_in_one_row_of_one_shard_and_all_shards_have_equally_many(
     size: int, rows: int, shards: int

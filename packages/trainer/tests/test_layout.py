@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_trainer.parallel.layout import weight_part
 from parallel_trainer.parallel.weights import Constant, Normal, Weight, initial_values
@@ -95,6 +95,7 @@ def splits(draw: st.DrawFn) -> tuple[Weight, int]:
     return weight(shape, tp_dim=dim, tp_block=block, tp_fused=pieces), tp
 
 
+@settings(deadline=None)
 @given(splits())
 def test_parts_cover_every_element_once(split: tuple[Weight, int]) -> None:
     declared, tp = split
@@ -106,6 +107,7 @@ def test_parts_cover_every_element_once(split: tuple[Weight, int]) -> None:
     assert (count == 1).all()
 
 
+@settings(deadline=None)
 @given(splits(), st.data())
 def test_a_piece_of_a_parts_initial_values_is_that_of_the_whole_weight(
     split: tuple[Weight, int], data: st.DataObject

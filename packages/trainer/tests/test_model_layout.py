@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_mesh import ParallelMesh
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_trainer.parallel.layout import Holding, ModelLayout, Runs
 from parallel_trainer.parallel.weights import Normal, Weight
@@ -125,6 +125,7 @@ def runs_of(held: set[int]) -> Runs:
     )
 
 
+@settings(deadline=None)
 @given(numbers, numbers)
 def test_common_elements_are_found_where_each_side_holds_them(one: set[int], other: set[int]) -> None:
     common = runs_of(one).common(runs_of(other))
@@ -133,6 +134,7 @@ def test_common_elements_are_found_where_each_side_holds_them(one: set[int], oth
     assert common.size == len(one & other)
 
 
+@settings(deadline=None)
 @given(numbers, st.tuples(st.integers(0, 70), st.integers(0, 70)).map(sorted))
 def test_a_cut_is_a_slice_of_what_is_held(held: set[int], bounds: list[int]) -> None:
     first, last = bounds

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_trainer.parallel.weights import Constant, Normal, Weight, initial_values, shard_sizes
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_shards_cover_everything_in_order_and_none_is_larger_than_the_first(size, parts):
     sizes = shard_sizes(size, parts)
