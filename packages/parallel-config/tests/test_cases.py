@@ -133,7 +133,7 @@ def test_pub_loss_02_coefficient(world_size: int, pp: int, coefficient: float) -
 
 
 def model(layers: int) -> dict[str, Any]:
-    return {"model_type": "some", "architectures": "SomeForCausalLM", "num_hidden_layers": layers}
+    return {"model_type": "qwen3", "architectures": "Qwen3ForCausalLM", "num_hidden_layers": layers}
 
 
 def stages(layers: int, pp: int, chunks: int, placement: Any, zero_bubble: str = "none") -> tuple[tuple[int, int], ...]:
@@ -247,8 +247,8 @@ def test_pub_pp_02_errors(chunks: int, placement: list[str], names: list[str]) -
 
 def context_parallel(length: int, cp: int) -> ParallelPlan:
     sizes = {
-        "model_type": "some",
-        "architectures": "SomeForCausalLM",
+        "model_type": "qwen3",
+        "architectures": "Qwen3ForCausalLM",
         "seq_length": length,
         "use_attn_mask_compression": True,
     }

@@ -166,8 +166,8 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     ),
     (
         3,
-        f"parallelism: {{context_parallel: 3}}\nmodel: {{model_type: x, architectures: X, {COMPRESSED}}}\n"
-        + dataset("seq_length: 4096, create_attention_mask: false"),
+        "parallelism: {context_parallel: 3}\n"
+        + dataset("seq_length: 4096, create_compressed_eod_mask: true, create_attention_mask: false"),
         "train_dataset.dataloader.config.seq_length",
         ["4096", "context_parallel 3"],
     ),

@@ -95,7 +95,7 @@ def test_an_anchor_inside_itself_is_refused() -> None:
 def test_anchors_and_merge_keys_work() -> None:
     text = """
 model:
-  model_type: x
+  model_type: qwen3
   architectures: X
   common: &common {beta: 1, scale: 2}
   derived: {<<: *common, scale: 3}
@@ -152,7 +152,7 @@ def test_unknown_keys(text: str, path: str, hint: str) -> None:
 def test_a_failed_field_causes_no_further_problems() -> None:
     text = """
 parallelism: {tensor_parallel: two, context_parallel: 2}
-model: {model_type: x, architectures: X, num_attention_heads: 3, use_attn_mask_compression: true}
+model: {model_type: qwen3, architectures: Qwen3ForCausalLM, num_attention_heads: 3, use_attn_mask_compression: true}
 """
     assert [problem.path for problem in problems(text)] == ["parallelism.tensor_parallel"]
 
@@ -175,7 +175,9 @@ def test_a_number_for_a_text_is_quoted_as_it_is_written() -> None:
 
 
 def test_a_number_too_large_for_one_stays_text() -> None:
-    config = loads("model: {model_type: x, architectures: X, revision: 5e1234567, other: 5.0e+1234567, scale: 2e-1}")
+    config = loads(
+        "model: {model_type: qwen3, architectures: X, revision: 5e1234567, other: 5.0e+1234567, scale: 2e-1}"
+    )
     assert config.model.extra == {"revision": "5e1234567", "other": "5.0e+1234567", "scale": 0.2}
     (problem,) = problems("training: {max_norm: 5e1234567}")
     assert problem.path == "training.max_norm"

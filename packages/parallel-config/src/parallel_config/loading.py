@@ -9,6 +9,7 @@ from pathlib import Path
 from attrs import frozen
 
 from parallel_config.document import Document
+from parallel_config.formats import foreign
 from parallel_config.notices import notices
 from parallel_config.problems import ConfigWarning, Problem, config_error, in_order
 from parallel_config.rules import Facts, broken_rules
@@ -29,6 +30,9 @@ def examine(document: Document, world_size: int | None) -> Examination:
     """Check a document completely; the rules that need a world size run only when one is given."""
     if document.broken:
         return Examination(TrainConfig(source=document), document.problems)
+    other = foreign(document)
+    if other is not None:
+        return Examination(TrainConfig(source=document), (other,))
     structured = structure(document)
     problems = (
         *document.problems,

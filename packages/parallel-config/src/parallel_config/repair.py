@@ -11,6 +11,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from parallel_config.document import Document
+from parallel_config.formats import foreign
 from parallel_config.likeness import likeness
 from parallel_config.loading import examine
 from parallel_config.paths import as_keys, get, renamed, with_value, without
@@ -42,7 +43,12 @@ class Repair:
 
 
 def repairs(document: Document, world_size: int | None) -> tuple[Repair, ...]:
-    """Up to five ways to make `document` valid, the ones that change least first; none if it already is."""
+    """Up to five ways to make `document` valid, the ones that change least first; none if it already is.
+
+    None either for a file of another format, or of a model that does not exist here.
+    """
+    if not document.broken and foreign(document) is not None:
+        return ()
     return tuple(_repairs(document, examine(document, world_size).problems, world_size, _TEXT_ROUNDS))
 
 

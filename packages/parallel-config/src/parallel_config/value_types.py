@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from cattrs.errors import BaseValidationError
 from cattrs.gen import make_dict_structure_fn, override
 
 from parallel_config.problems import show
-from parallel_config.schema.setting import LayerText
+from parallel_config.schema.setting import LayerText, NewtonSchulz
 
 _Hook = Callable[[Any, Any], Any]
 
@@ -122,6 +123,29 @@ def _layers(value: Any, _: Any) -> LayerText:
     raise Rejected("must be a layer or a range of layers as text", 'Write "3" or "0-3".')
 
 
+def _newton_schulz(value: Any, _: Any) -> NewtonSchulz:
+    if _is_triple(value):
+        return NewtonSchulz(tuple(map(float, value)))
+    if isinstance(value, (list, tuple)) and value and all(map(_is_segment, value)):
+        return NewtonSchulz(tuple((tuple(map(float, triple)), steps) for triple, steps in value))
+    rule = "must be three numbers, or segments of three numbers and their steps ≥ 1"
+    raise Rejected(rule, "Write [3.4445, -4.775, 2.0315], or [[[3.4445, -4.775, 2.0315], 8], [[2.0, -1.5, 0.5], 2]].")
+
+
+def _is_triple(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_is_finite, value))
+
+
+def _is_segment(value: Any) -> bool:
+    if not (isinstance(value, (list, tuple)) and len(value) == 2 and _is_triple(value[0])):
+        return False
+    return isinstance(value[1], int) and not isinstance(value[1], bool) and value[1] >= 1
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _origin(kind: Any) -> Any:
     return get_origin(kind)
 
@@ -209,6 +233,7 @@ def converter() -> cattrs.Converter:
         (bool, _switch),
         (str, _string),
         (LayerText, _layers),
+        (NewtonSchulz, _newton_schulz),
     )
     for kind, hook in hooks:
         strict.register_structure_hook(kind, hook)

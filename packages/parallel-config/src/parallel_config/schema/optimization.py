@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
-from parallel_config.schema.setting import setting
+from parallel_config.schema.setting import NewtonSchulz, setting
 
 
 @frozen
 class Optimizer:
-    """AdamW or Muon. The fields after `weight_decay_exclude` belong to one of the two."""
+    """AdamW or Muon. The fields after `weight_decay_exclude` belong to one of the two.
+
+    `ns_coefficients` is one triple for all `ns_steps`, or segments [[a, b, c], steps], whose steps count instead.
+    """
 
     type: str = setting("AdamW", options=("AdamW", "Muon"))
     betas: tuple[float, ...] = (0.9, 0.95)
@@ -29,7 +32,7 @@ class Optimizer:
     momentum: float = setting(0.95, minimum=0, below=1)
     nesterov: bool = True
     ns_steps: int = setting(5, minimum=1)
-    ns_coefficients: tuple[float, ...] = (3.4445, -4.775, 2.0315)
+    ns_coefficients: NewtonSchulz = field(default=NewtonSchulz((3.4445, -4.775, 2.0315)))
     adamw_betas: tuple[float, ...] = (0.95, 0.95)
     adamw_include: tuple[str, ...] | None = None
     qk_clip_enabled: bool = True

@@ -13,6 +13,9 @@ _PROBABLY_MEANT = 0.6
 LayerText = NewType("LayerText", str)
 """Layers as "n" or "a-b", several separated by commas; a bare integer in the file becomes "n"."""
 
+NewtonSchulz = NewType("NewtonSchulz", tuple[Any, ...])
+"""Coefficients of Muon's Newton-Schulz iteration: (a, b, c) for all steps, or segments ((a, b, c), steps), …"""
+
 
 @frozen
 class Limit:
