@@ -39,6 +39,7 @@ def test_chart(capsys: pytest.CaptureFixture[str]) -> None:
         (["--schedule", "zbh1"], "ZB-H1: 4 ranks, 5 micro-batches"),
         (["--schedule", "zbv"], "ZB-V: 4 ranks x 2 chunks, 5 micro-batches"),
         (["--overlap-p2p", "--overlap-b-f"], "1F1B, overlap_b_f, overlap_p2p: 4 ranks, 5 micro-batches"),
+        (["--together"], "1F1B, posted together: 4 ranks, 5 micro-batches"),
     ],
 )
 def test_schedules(arguments: list[str], title: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from pipeline_schedule import (
     overlap_b_f,
     overlap_p2p,
     peak_activations,
+    post_together,
     zb_v,
 )
 
@@ -254,10 +255,15 @@ def train_step(schedule: Schedule, weights: list[float]) -> tuple[float, list[fl
 
 CASES = [
     ("gpipe", 4, 5, 1),
-    ("1f1b", 4, 1, 1),
+    ("1f1b", 4, 1, 1),  # PUB-PP-03, row a; b to g follow
+    ("1f1b", 4, 2, 1),
+    ("1f1b", 4, 3, 1),
+    ("1f1b", 4, 6, 1),
+    ("interleaved", 2, 3, 2),
+    ("interleaved", 4, 10, 2),
     ("1f1b", 4, 9, 1),
     ("interleaved", 4, 8, 2),
-    ("interleaved", 4, 3, 2),
+    ("interleaved", 4, 3, 2),  # row g
     ("interleaved", 4, 1, 3),
     ("interleaved", 2, 5, 3),
     ("interleaved", 8, 17, 3),
@@ -271,10 +277,14 @@ VARIANTS: list[Callable[[Schedule], Schedule]] = [
     overlap_p2p,
     overlap_b_f,
     lambda schedule: overlap_p2p(overlap_b_f(schedule)),
+    post_together,
+    lambda schedule: post_together(overlap_p2p(overlap_b_f(schedule))),
 ]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=["blocking", "overlap_p2p", "overlap_b_f", "both"])
+@pytest.mark.parametrize(
+    "variant", VARIANTS, ids=["blocking", "overlap_p2p", "overlap_b_f", "both", "together", "all three"]
+)
 @pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), CASES)
 def test_training_on_threads_is_training_without_a_pipeline(
     name: str, stages: int, microbatches: int, chunks: int, variant: Callable[[Schedule], Schedule]

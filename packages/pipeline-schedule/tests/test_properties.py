@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import pytest
@@ -15,9 +15,12 @@ from pipeline_schedule import (
     Kind,
     Overlap,
     Schedule,
+    Step,
+    Together,
     generate,
     overlap_b_f,
     overlap_p2p,
+    post_together,
     schedule_from_dict,
     schedule_to_dict,
     simulate,
@@ -30,6 +33,8 @@ VARIANTS: list[Callable[[Schedule], Schedule]] = [
     overlap_p2p,
     overlap_b_f,
     lambda schedule: overlap_p2p(overlap_b_f(schedule)),
+    post_together,
+    lambda schedule: post_together(overlap_p2p(schedule)),
 ]
 
 
@@ -41,9 +46,12 @@ def schedules(draw: st.DrawFn, max_stages: int = 8, max_chunks: int = 4, max_mic
     return draw(st.sampled_from(VARIANTS))(schedule)
 
 
-def actions(program: tuple[Action | Overlap, ...]) -> Iterator[Action]:
+def actions(program: tuple[Step, ...]) -> Iterator[Action]:
     for step in program:
-        yield from (step,) if isinstance(step, Action) else (step.backward, step.forward)
+        if isinstance(step, Together):
+            yield from step.transfers
+        else:
+            yield from (step,) if isinstance(step, Action) else (step.backward, step.forward)
 
 
 @settings(max_examples=150, deadline=None)
@@ -86,25 +94,35 @@ def naive_makespan(schedule: Schedule, forward: Fraction, half: Fraction, transf
     # For each transfer (what is moved, the stage it leaves, micro-batch), when each of its ranks is ready for it.
     ready: dict[tuple[str, int, int], dict[int, Fraction]] = {}
     finish = Fraction(0)
+
+    def ends_of(action: Action) -> dict[int, Fraction]:
+        what = "activation" if "activation" in action.kind else "gradient"
+        from_next = 1 if what == "gradient" else -1
+        leaves = action.stage + from_next if "recv" in action.kind else action.stage
+        return ready.setdefault((what, leaves, action.microbatch), {})
+
+    def posted(group: Sequence[Action], rank: int, now: Fraction, before: Fraction) -> tuple[Fraction, Fraction]:
+        """When a rank goes on and when its transfers are over, after a group of them, which begin beside each other."""
+        for action in group:
+            ends_of(action)[rank] = max(now, before)
+        over = max(max(ends_of(action).values()) + transfer for action in group)
+        return now if schedule.overlap_p2p else max(now, over), over
+
     before = ""
     while before != (before := repr((ready, finish))):
         for rank, program in enumerate(schedule.programs):
             now = last_transfer = Fraction(0)
             for step in program:
-                if isinstance(step, Overlap):
+                if isinstance(step, Together):
+                    now, last_transfer = posted(step.transfers, rank, now, last_transfer)
+                elif isinstance(step, Overlap):
                     now += length[step.backward.kind] + length[step.forward.kind]
                 elif step.kind in COMPUTE:
                     now += length[step.kind]
+                elif "wait" in step.kind:
+                    now = max(now, max(ends_of(step).values()) + transfer)
                 else:
-                    what = "activation" if "activation" in step.kind else "gradient"
-                    from_next = 1 if what == "gradient" else -1
-                    leaves = step.stage + from_next if "recv" in step.kind else step.stage
-                    ends = ready.setdefault((what, leaves, step.microbatch), {})
-                    if "wait" not in step.kind:
-                        ends[rank] = max(now, last_transfer)
-                        last_transfer = max(ends.values()) + transfer
-                    if "wait" in step.kind or not schedule.overlap_p2p:
-                        now = max(now, max(ends.values()) + transfer)
+                    now, last_transfer = posted([step], rank, now, last_transfer)
             finish = max(finish, now, last_transfer)
     return finish
 

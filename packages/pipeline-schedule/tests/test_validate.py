@@ -14,12 +14,15 @@ from pipeline_schedule import (
     ScheduleError,
     Step,
     find_problems,
+    generate,
     one_f_one_b,
     overlap_p2p,
+    simulate,
     validate,
     zb_h1,
     zb_v,
 )
+from pipeline_schedule.actions import flat
 
 NAMES = {
     "F": Kind.FORWARD,
@@ -326,6 +329,41 @@ def test_schedules_without_sense(change: Callable[[Schedule], Schedule], message
 def test_steps_of_a_wrong_type(step: object) -> None:
     good = zb_v(1, 1).programs[0]
     wrong = Schedule("strings", (0, 0), 1, [[step, *good[1:]]])  # type: ignore[list-item]
-    assert f"{step} is step 0 of rank 0, but a step must be an Action with a Kind, or an Overlap of two" in messages(
-        wrong
+    assert (
+        f"{step} is step 0 of rank 0, but a step must be an Action with a Kind, an Overlap of two, or some Together"
+        in messages(wrong)
     )
+
+
+# PUB-PP-03: ranks, chunks and micro-batches, fewer than stages or no multiple of them.
+AWKWARD_SIZES = {
+    "a": (4, 1, 1),
+    "b": (4, 1, 2),
+    "c": (4, 1, 3),
+    "d": (4, 1, 6),
+    "e": (2, 2, 3),
+    "f": (4, 2, 10),
+    "g": (4, 2, 3),
+}
+
+
+@pytest.mark.parametrize("row", AWKWARD_SIZES)
+def test_any_number_of_micro_batches_passes_every_stage_once_and_in_order(row: str) -> None:
+    """PUB-PP-03, by its invariants; that ranks end and gradients are right, `test_execute.py` finds on threads."""
+    ranks, chunks, microbatches = AWKWARD_SIZES[row]
+    made = generate(None, ranks, microbatches, chunks)
+    assert find_problems(made) == []
+    timeline = simulate(made)
+    ended = {span.step: (span.start, span.end) for spans in timeline.computations for span in spans}
+    every = [(stage, m) for stage in range(ranks * chunks) for m in range(microbatches)]
+    assert sorted(ended) == sorted(Action(kind, *at) for kind in (Kind.FORWARD, Kind.BACKWARD) for at in every)
+    assert sum(len(spans) for spans in timeline.computations) == 2 * len(every)
+    for stage, m in every:
+        forward, backward = ended[Action(Kind.FORWARD, stage, m)], ended[Action(Kind.BACKWARD, stage, m)]
+        assert forward[1] <= backward[0]
+        if stage > 0:
+            assert ended[Action(Kind.FORWARD, stage - 1, m)][1] <= forward[0]
+            assert backward[1] <= ended[Action(Kind.BACKWARD, stage - 1, m)][0]
+    moved = [action.kind for program in made.programs for action in flat(program)]
+    assert moved.count(Kind.SEND_ACTIVATION) == moved.count(Kind.RECV_ACTIVATION) == (ranks * chunks - 1) * microbatches
+    assert moved.count(Kind.SEND_GRADIENT) == moved.count(Kind.RECV_GRADIENT) == (ranks * chunks - 1) * microbatches

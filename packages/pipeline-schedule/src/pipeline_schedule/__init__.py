@@ -2,7 +2,7 @@
 
 generate, gpipe, one_f_one_b, interleaved_1f1b, zb_h1, zb_v     make a Schedule
 forward_only                                                    makes one without backwards
-overlap_p2p, overlap_b_f                                        make another of it
+overlap_p2p, overlap_b_f, post_together                         make another of it
 validate                                                        checks it
 simulate                                                        times it: a Timeline
 as_text, as_report, as_svg, save_png, as_trace                  draw that
@@ -11,7 +11,7 @@ Executor                                                        runs it
 
 from __future__ import annotations
 
-from pipeline_schedule.actions import Action, Kind, Overlap, Step
+from pipeline_schedule.actions import Action, Kind, Overlap, Step, Together
 from pipeline_schedule.check import find_problems, validate
 from pipeline_schedule.classic import gpipe, interleaved_1f1b, one_f_one_b
 from pipeline_schedule.communication import add_communication
@@ -23,7 +23,7 @@ from pipeline_schedule.execute import Callbacks, Executor, Message, Pending
 from pipeline_schedule.forward_only import forward_only
 from pipeline_schedule.generate import SCHEDULE_NAMES, generate
 from pipeline_schedule.memory import peak_activations
-from pipeline_schedule.overlap import overlap_b_f, overlap_p2p
+from pipeline_schedule.overlap import overlap_b_f, overlap_p2p, post_together
 from pipeline_schedule.problems import Place, Problem, ScheduleError, Waiting
 from pipeline_schedule.replay import Span
 from pipeline_schedule.schedule import Placement, Schedule, loop_placement, vee_placement
@@ -49,6 +49,7 @@ __all__ = [
     "Span",
     "Step",
     "Timeline",
+    "Together",
     "Waiting",
     "add_communication",
     "as_report",
@@ -65,6 +66,7 @@ __all__ = [
     "overlap_b_f",
     "overlap_p2p",
     "peak_activations",
+    "post_together",
     "save_png",
     "schedule_from_dict",
     "schedule_to_dict",

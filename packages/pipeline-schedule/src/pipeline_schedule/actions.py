@@ -14,7 +14,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
+
+from attrs import field, frozen
 
 
 class Kind(StrEnum):
@@ -62,8 +64,29 @@ class Overlap(NamedTuple):
         return f"{self.backward} beside {self.forward}"
 
 
-Step = Action | Overlap
+def _transfers(transfers: Iterable[Action]) -> tuple[Action, ...]:
+    return tuple(transfers)
+
+
+@frozen
+class Together:
+    """Sends and receives that a rank posts at once, in this order, as `batch_isend_irecv` does.
+
+    Each of them can begin as soon as its other end is posted, whatever becomes of the rest. Without `overlap_p2p` the
+    rank goes on when all of them are over; with it at once, and each has a wait of its own.
+    """
+
+    transfers: tuple[Action, ...] = field(converter=_transfers)
+
+    def __str__(self) -> str:
+        return f"together({', '.join(map(str, self.transfers))})"
+
+
+Step = Action | Overlap | Together
 """What a rank's program is made of."""
+
+Computation = Action | Overlap
+"""A step that computes."""
 
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})
 """The kinds that compute. Everything else moves a value between ranks or waits for that."""
@@ -126,10 +149,17 @@ def flat(steps: Iterable[Step]) -> Iterator[Action]:
         if isinstance(step, Overlap):
             yield step.forward
             yield step.backward
+        elif isinstance(step, Together):
+            yield from step.transfers
         else:
             yield step
 
 
-def is_compute(step: Step) -> bool:
+def is_compute(step: Step) -> TypeGuard[Computation]:
     """Whether a step computes."""
-    return isinstance(step, Overlap) or step.kind in COMPUTE
+    return isinstance(step, Overlap) or (isinstance(step, Action) and step.kind in COMPUTE)
+
+
+def holds(step: Step, action: Action) -> bool:
+    """Whether a step is an action, or a group with it."""
+    return step == action or (isinstance(step, Together) and action in step.transfers)

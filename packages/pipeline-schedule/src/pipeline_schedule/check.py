@@ -6,7 +6,21 @@ from collections.abc import Mapping
 
 from attrs import Factory, define, field
 
-from pipeline_schedule.actions import COMPUTE, FORWARDS, SENDS, WAIT_FOR, WAITS, Action, Kind, Overlap, partner
+from pipeline_schedule.actions import (
+    COMPUTE,
+    FORWARDS,
+    RECEIVES,
+    SENDS,
+    WAIT_FOR,
+    WAITS,
+    Action,
+    Kind,
+    Overlap,
+    Step,
+    Together,
+    flat,
+    partner,
+)
 from pipeline_schedule.collector import collector_paused
 from pipeline_schedule.deadlock import find_deadlock
 from pipeline_schedule.memory import peak_activations
@@ -26,7 +40,7 @@ def validate(schedule: Schedule, *, forward_only: bool = False) -> tuple[int, ..
     - Nothing is used before it was computed or received, and nothing sent before it was computed.
     - Every send has its receive, and two ranks send and receive what goes from one to the other in the same order.
     - No rank waits forever, even where each transfer begins only when both of its ends are there, and each rank does
-      its transfers one by one.
+      its transfers one by one, but for those that it posts `Together`.
 
     Returns:
         The peak number of live activations on each rank, as `peak_activations` counts them; with `forward_only` 0 for
@@ -55,10 +69,10 @@ def find_problems(schedule: Schedule, *, forward_only: bool = False) -> list[Pro
         replay = Replay(schedule, compute_time=lambda step: 0, transfer_time=lambda send: 0)
         replay.run()
     deadlock = find_deadlock(replay)
-    if deadlock is None:
-        return []
-    check.find_crossings()
-    return check.problems or [deadlock]
+    # One by one, messages that cross block both ranks; in groups they would be taken for each other.
+    if deadlock is not None or check.has_groups:
+        check.find_crossings()
+    return check.problems or ([] if deadlock is None else [deadlock])
 
 
 def _placement_fault(schedule: Schedule) -> str | None:
@@ -116,6 +130,8 @@ class _Check:
     inputs: list[Inputs] = field(init=False)
     positions: dict[tuple[Kind, int, int], int] = Factory(dict)
     """Where each action stands in the program of its rank."""
+    has_groups: bool = False
+    """Whether any transfers are posted together."""
 
     def __attrs_post_init__(self) -> None:
         inputs = (_stage_inputs(self.schedule, stage) for stage in range(self.schedule.num_stages))
@@ -135,19 +151,31 @@ class _Check:
             for position, step in enumerate(program):
                 if isinstance(step, Overlap):
                     self._check_overlap(rank, position, step)
-                for action in step if isinstance(step, Overlap) else (step,):
+                for action in self._members(rank, position, step) if isinstance(step, Together) else _parts(step):
                     right_type = isinstance(action, Action) and isinstance(action.kind, Kind)
                     if right_type and homes.get(action) == rank and action not in self.positions:
                         self.positions[action] = position
                     else:
                         fault = self._why_strange(rank, action)
                         message = f"{action} is step {position} of rank {rank}, but {fault}"
-                        self.problems.append(Problem(message, rank, position, action))
+                        self.problems.append(Problem(message, rank, position, step))
+
+    def _members(self, rank: int, position: int, group: Together) -> list[Action]:
+        """The transfers of a group."""
+        self.has_groups = True
+        transfers = [member for member in group.transfers if getattr(member, "kind", None) in _TRANSFERS]
+        strange = [str(member) for member in group.transfers if member not in transfers]
+        if not group.transfers:
+            strange = ["nothing"]
+        for what in strange:
+            message = f"the group at step {position} of rank {rank} holds {what}: it must hold sends and receives"
+            self.problems.append(Problem(message, rank, position, group))
+        return transfers
 
     def _why_strange(self, rank: int, action: object) -> str:
         """Why something cannot stand in a rank's program."""
         if not isinstance(action, Action) or not isinstance(action.kind, Kind):
-            return "a step must be an Action with a Kind, or an Overlap of two"
+            return "a step must be an Action with a Kind, an Overlap of two, or some Together"
         schedule, (kind, stage, microbatch) = self.schedule, action
         if not 0 <= stage < schedule.num_stages:
             return f"the virtual stages are 0 to {schedule.num_stages - 1}"
@@ -226,8 +254,8 @@ class _Check:
         sent: dict[tuple[int, int], list[Action]] = {}
         received: dict[tuple[int, int], list[Action]] = {}
         for rank, program in enumerate(self.schedule.programs):
-            for step in program:
-                if not isinstance(step, Action) or step.kind in WAITS or step.kind in COMPUTE:
+            for step in flat(program):
+                if step.kind in WAITS or step.kind in COMPUTE:
                     continue
                 other = partner(step)
                 if step.kind in SENDS:
@@ -250,5 +278,10 @@ class _Check:
         self.problems.append(Problem(message, sender, position, send))
 
 
+def _parts(step: Step) -> tuple[Action, ...]:
+    return step if isinstance(step, Overlap) else (step,)  # type: ignore[return-value]  # whatever it is
+
+
+_TRANSFERS = frozenset({*SENDS, *RECEIVES})
 _BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 _LAST = 2**62

@@ -18,7 +18,7 @@ from pipeline_schedule.draw.svg import as_svg
 from pipeline_schedule.draw.text import as_report
 from pipeline_schedule.draw.trace import as_trace
 from pipeline_schedule.generate import SCHEDULE_NAMES, generate
-from pipeline_schedule.overlap import overlap_b_f, overlap_p2p
+from pipeline_schedule.overlap import overlap_b_f, overlap_p2p, post_together
 from pipeline_schedule.replay import Time
 from pipeline_schedule.serial import schedule_to_dict
 from pipeline_schedule.simulate import Costs, Timeline, simulate
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--chunks", type=int, metavar="V", help="model chunks on each rank")
     show.add_argument("--schedule", metavar="NAME", help=f"{names}; by default interleaved for several chunks, or 1f1b")
     show.add_argument("--overlap-p2p", action="store_true", help="let transfers go on beside computations")
+    show.add_argument("--together", action="store_true", help="post transfers between two computations as a group")
     show.add_argument("--overlap-b-f", action="store_true", help="let a backward run beside the next forward")
     show.add_argument("--forward", type=_time, default=1, metavar="T", help="time of a forward (default 1)")
     show.add_argument("--backward-input", type=_time, default=1, metavar="T", help="of a backward's input half (1)")
@@ -91,6 +92,8 @@ def _timeline(arguments: argparse.Namespace) -> Timeline:
         schedule = overlap_b_f(schedule)
     if arguments.overlap_p2p:
         schedule = overlap_p2p(schedule)
+    if arguments.together:
+        schedule = post_together(schedule)
     costs = Costs(
         forward=arguments.forward,
         backward_input=arguments.backward_input,

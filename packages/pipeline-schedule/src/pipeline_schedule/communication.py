@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from pipeline_schedule.actions import Action, Kind, Overlap, Step, is_compute, new_action
+from pipeline_schedule.actions import Action, Computation, Kind, Overlap, Step, is_compute, new_action
 from pipeline_schedule.collector import collector_paused
 from pipeline_schedule.schedule import Placement
 
 
-def compute_steps(programs: Iterable[Iterable[Step]]) -> Iterator[Iterator[Step]]:
+def compute_steps(programs: Iterable[Iterable[Step]]) -> Iterator[Iterator[Computation]]:
     """The programs without sends, receives and waits."""
     return (filter(is_compute, program) for program in programs)
 
 
 def add_communication(
-    orders: Iterable[Iterable[Step]], placement: Placement, microbatches: int, *, in_step: bool = False
+    orders: Iterable[Iterable[Computation]], placement: Placement, microbatches: int, *, in_step: bool = False
 ) -> tuple[tuple[Step, ...], ...]:
     """Each rank's program: its computations in the given order, and the sends and receives they need.
 
@@ -75,7 +75,7 @@ _FORWARD, _BACKWARD_WEIGHT = Kind.FORWARD, Kind.BACKWARD_WEIGHT
 class _Clock:
     """What has been computed and transferred up to now."""
 
-    def __init__(self, orders: Iterable[Iterable[Step]], placement: Placement, microbatches: int) -> None:
+    def __init__(self, orders: Iterable[Iterable[Computation]], placement: Placement, microbatches: int) -> None:
         self.left = [list(order)[::-1] for order in orders]
         self.programs: list[list[Step]] = [[] for _ in self.left]
         # Even ranks send before odd ones: 0 to 1 beside 2 to 3, then 1 to 2 beside 3 to 4, and not one by one.
@@ -102,11 +102,11 @@ class _Clock:
                 ways.append(None)
         return ways
 
-    def ready_steps(self) -> list[list[tuple[int, Step]]]:
+    def ready_steps(self) -> list[list[tuple[int, Computation]]]:
         """The ranks whose next step has its inputs, and that step: forwards, overlapping pairs, backwards."""
-        forwards: list[tuple[int, Step]] = []
-        overlaps: list[tuple[int, Step]] = []
-        backwards: list[tuple[int, Step]] = []
+        forwards: list[tuple[int, Computation]] = []
+        overlaps: list[tuple[int, Computation]] = []
+        backwards: list[tuple[int, Computation]] = []
         activations, gradients, left = self.activations, self.gradients, self.left
         for rank in self.ranks:
             if not left[rank]:
@@ -125,7 +125,7 @@ class _Clock:
                 backwards.append((rank, step))
         return [forwards, overlaps, backwards]
 
-    def turn(self, steps: Sequence[tuple[int, Step]]) -> None:
+    def turn(self, steps: Sequence[tuple[int, Computation]]) -> None:
         """Do steps on their ranks, all of them before any value that they make is transferred."""
         for rank, step in steps:
             self.programs[rank].append(step)
@@ -154,7 +154,7 @@ class _Clock:
             way.receiver.append(new_action((way.receive, way.stage, microbatch)))
 
 
-def _stuck(left: Sequence[Sequence[Step]]) -> str:
+def _stuck(left: Sequence[Sequence[Computation]]) -> str:
     ranks = "; ".join(f"rank {rank} at {steps[-1]}" for rank, steps in enumerate(left) if steps)
     return (
         f"these computations cannot be done in this order: every rank waits for a value of another one ({ranks}); "

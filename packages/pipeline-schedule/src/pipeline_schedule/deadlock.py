@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from pipeline_schedule.actions import Action, partner, transfer_of
+from pipeline_schedule.actions import Action, Together, holds, partner, transfer_of
 from pipeline_schedule.problems import Place, Problem, Waiting
 from pipeline_schedule.replay import Replay
 
@@ -55,16 +55,19 @@ class _Graph:
         """The nodes that a node waits for; for a transfer, also which end of it is held up."""
         if isinstance(node, int):
             step = self._current(node).step
-            assert isinstance(step, Action)
-            yield transfer_of(step), None
+            assert isinstance(step, Action | Together)
+            for action in step.transfers if isinstance(step, Together) else (step,):
+                if (send := transfer_of(action)) not in self.replay.transfers:
+                    yield send, None
             return
         for action in (node, partner(node)):
             number = self.replay.schedule.placement[action.stage]
             rank = self.replay.ranks[number]
+            first = [started.send for started in rank.first()]
             if all(started.send != node for started in rank.started):
                 yield number, self._place(number, action)
-            elif (first := rank.started[0].send) != node:
-                yield first, self._place(number, action)
+            elif node not in first:
+                yield from ((send, self._place(number, action)) for send in first)
 
     def _links(self, path: list[tuple[Node, Place | None]]) -> list[Waiting]:
         """A circle of nodes, each with the end of it that is held up, as one link for each transfer."""
@@ -91,4 +94,5 @@ class _Graph:
         return self._place(number, here)
 
     def _place(self, number: int, action: Action) -> Place:
-        return Place(number, self.replay.schedule.programs[number].index(action), action)
+        program = self.replay.schedule.programs[number]
+        return Place(number, next(position for position, step in enumerate(program) if holds(step, action)), action)

@@ -8,7 +8,21 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from attrs import field, frozen
 
-from pipeline_schedule.actions import COMPUTE, SENDS, WAITS, Action, Kind, Overlap, Step, flat, partner, transfer_of
+from pipeline_schedule.actions import (
+    COMPUTE,
+    SENDS,
+    WAITS,
+    Action,
+    Kind,
+    Overlap,
+    Step,
+    Together,
+    flat,
+    holds,
+    is_compute,
+    partner,
+    transfer_of,
+)
 from pipeline_schedule.schedule import Schedule
 from pipeline_schedule.watchdog import Watchdog
 
@@ -58,7 +72,7 @@ class Callbacks:
 
     Neighbouring virtual stages on one rank hand their values over directly, without any callback in between.
     A callback that a schedule does not need may be left out: `send` and `recv` with `overlap_p2p` or one rank,
-    `isend` and `irecv` without it, `backward` or its halves.
+    `isend` and `irecv` without it and without transfers that are posted together, `backward` or its halves.
     """
 
     forward: Callable[[int, int, Any], Any]
@@ -104,21 +118,16 @@ class Executor:
             raise ValueError(f"rank {self.rank} is outside the schedule, which has ranks 0 to {self._last_rank}")
         if self.watchdog_seconds is not None and self.watchdog_seconds <= 0:
             raise ValueError(f"watchdog_seconds = {self.watchdog_seconds} must be above 0, or None for no watchdog")
-        for action in flat(self.schedule.programs[self.rank]):
-            name = self._callback_name(action.kind)
-            if name is not None and getattr(self.callbacks, name) is None:
-                raise ValueError(f"{self.schedule.name} has {action} on rank {self.rank}: it needs the callback {name}")
+        for step in self.schedule.programs[self.rank]:
+            posted = self.schedule.overlap_p2p or isinstance(step, Together)
+            for name in (_callback_name(action.kind, posted) for action in flat([step])):
+                if name is not None and getattr(self.callbacks, name) is None:
+                    what = f"{self.schedule.name} has {step} on rank {self.rank}"
+                    raise ValueError(f"{what}: it needs the callback {name}")
 
     @property
     def _last_rank(self) -> int:
         return self.schedule.num_ranks - 1
-
-    def _callback_name(self, kind: Kind) -> str | None:
-        if kind in COMPUTE:
-            return kind.value
-        if kind in WAITS:
-            return None
-        return ("i" if self.schedule.overlap_p2p else "") + ("send" if kind in SENDS else "recv")
 
     def run(self) -> dict[int, Any]:
         """Run the rank's program once.
@@ -144,13 +153,25 @@ class Executor:
     def _stall_report(self, position: int, seconds: float) -> str:
         step = self.schedule.programs[self.rank][position]
         report = f"rank {self.rank} has been at {step} (step {position}) for {seconds:.3g} s"
-        if isinstance(step, Overlap) or step.kind in COMPUTE:
+        if is_compute(step):
             return f"{report}; it computes"
-        send = transfer_of(step)
-        ends = {self.schedule.placement[action.stage]: action for action in (send, partner(send))}
-        other, awaited = next((rank, action) for rank, action in ends.items() if rank != self.rank)
-        place = self.schedule.programs[other].index(awaited)
-        return f"{report}; it waits for {awaited}, step {place} of rank {other}"
+        return f"{report}; it waits for {' and '.join(map(self._other_end, flat([step])))}"
+
+    def _other_end(self, action: Action) -> str:
+        send = transfer_of(action)
+        ends = {self.schedule.placement[end.stage]: end for end in (send, partner(send))}
+        other, awaited = next((rank, end) for rank, end in ends.items() if rank != self.rank)
+        place = next(place for place, step in enumerate(self.schedule.programs[other]) if holds(step, awaited))
+        return f"{awaited}, step {place} of rank {other}"
+
+
+def _callback_name(kind: Kind, posted: bool) -> str | None:
+    """The callback that an action needs; None for a wait."""
+    if kind in COMPUTE:
+        return kind.value
+    if kind in WAITS:
+        return None
+    return ("i" if posted else "") + ("send" if kind in SENDS else "recv")
 
 
 class _Run:
@@ -172,6 +193,8 @@ class _Run:
         """Do one step."""
         if isinstance(step, Overlap):
             self._overlap(step.backward, step.forward)
+        elif isinstance(step, Together):
+            self._post(step)
         elif step.kind is Kind.FORWARD:
             self._keep_output(step, self.callbacks.forward(step.stage, step.microbatch, self._input(step)))
         elif step.kind is Kind.BACKWARD:
@@ -181,11 +204,13 @@ class _Run:
         elif step.kind is Kind.BACKWARD_WEIGHT:
             self.callbacks.backward_weight(step.stage, step.microbatch)
         elif step.kind in WAITS:
-            self._wait(step)
+            self._finish(Action(WAITS[step.kind], step.stage, step.microbatch))
+        elif self.overlap_p2p:
+            self._start(step)
         elif step.kind in SENDS:
-            self._send(step)
+            self.callbacks.send(self._message(step), self.to_send.pop(step))
         else:
-            self._receive(step)
+            self._keep_received(step, self.callbacks.recv(self._message(step)))
 
     def _overlap(self, backward: Action, forward: Action) -> None:
         if self.callbacks.overlap is None:
@@ -222,21 +247,21 @@ class _Run:
         else:
             self.to_send[Action(Kind.SEND_GRADIENT, stage, microbatch)] = gradient
 
-    def _send(self, action: Action) -> None:
-        value = self.to_send.pop(action)
-        if self.overlap_p2p:
-            self.under_way[action] = self.callbacks.isend(self._message(action), value), value
-        else:
-            self.callbacks.send(self._message(action), value)
+    def _post(self, group: Together) -> None:
+        for transfer in group.transfers:
+            self._start(transfer)
+        for transfer in () if self.overlap_p2p else group.transfers:
+            self._finish(transfer)
 
-    def _receive(self, action: Action) -> None:
-        if self.overlap_p2p:
-            self.under_way[action] = self.callbacks.irecv(self._message(action)), None
+    def _start(self, transfer: Action) -> None:
+        message = self._message(transfer)
+        if transfer.kind in SENDS:
+            value = self.to_send.pop(transfer)
+            self.under_way[transfer] = self.callbacks.isend(message, value), value
         else:
-            self._keep_received(action, self.callbacks.recv(self._message(action)))
+            self.under_way[transfer] = self.callbacks.irecv(message), None
 
-    def _wait(self, action: Action) -> None:
-        transfer = Action(WAITS[action.kind], action.stage, action.microbatch)
+    def _finish(self, transfer: Action) -> None:
         pending, _ = self.under_way.pop(transfer)
         value = pending.wait()
         if transfer.kind not in SENDS:

@@ -6,7 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve
 
-from pipeline_schedule.actions import FORWARDS, RECEIVES, WAIT_FOR, Action, Kind, Overlap, Step, flat, is_compute
+from pipeline_schedule.actions import (
+    FORWARDS,
+    RECEIVES,
+    SENDS,
+    WAIT_FOR,
+    Action,
+    Computation,
+    Kind,
+    Overlap,
+    Step,
+    Together,
+    flat,
+    is_compute,
+)
 from pipeline_schedule.communication import add_communication, compute_steps
 from pipeline_schedule.schedule import Schedule
 
@@ -20,12 +33,15 @@ def overlap_p2p(schedule: Schedule) -> Schedule:
     backward, by when it must be over, that of a gradient right before the rank sends its next gradient.
 
     Raises:
-        ValueError: the schedule's transfers already overlap, or it has no backwards, which sends are awaited before.
+        ValueError: the schedule's transfers already overlap or are posted together, or it has no backwards, which sends
+            are awaited before.
     """
     if schedule.overlap_p2p:
         raise ValueError(f"{schedule.name} already has overlap_p2p; use it as it is")
     if all(action.kind in FORWARDS for program in schedule.programs for action in flat(program)):
         raise ValueError(f"{schedule.name} has no backwards, before which sends are awaited; use it as it is")
+    if any(isinstance(step, Together) for program in schedule.programs for step in program):
+        raise ValueError(f"{schedule.name} posts transfers together; use overlap_p2p first, then post_together")
     programs = tuple(tuple(_with_waits(_receives_first(program))) for program in schedule.programs)
     return evolve(schedule, name=f"{schedule.name}, overlap_p2p", programs=programs, overlap_p2p=True)
 
@@ -72,6 +88,34 @@ _AWAITED_BEFORE = {
 }
 
 
+def post_together(schedule: Schedule) -> Schedule:
+    """The same schedule with transfers of a rank that follow each other directly posted as one group.
+
+    Between two computations a rank then posts what it sends and what it receives at once, and goes on when all of it
+    is over; with `overlap_p2p` it starts them at once. A schedule that cannot deadlock one by one cannot in groups.
+    """
+    programs = [list(_grouped(program)) for program in schedule.programs]
+    return evolve(schedule, name=f"{schedule.name}, posted together", programs=programs)
+
+
+def _grouped(program: Iterable[Step]) -> Iterator[Step]:
+    """The program with neighbouring transfers in groups; one alone stays as it is."""
+    held: list[Action] = []
+    for step in program:
+        actions = list(flat([step])) if not is_compute(step) else []
+        if actions and all(action.kind in SENDS or action.kind in RECEIVES for action in actions):
+            held += actions
+            continue
+        yield from _group(held)
+        held = []
+        yield step
+    yield from _group(held)
+
+
+def _group(transfers: Sequence[Action]) -> Sequence[Step]:
+    return [Together(transfers)] if len(transfers) > 1 else transfers
+
+
 def overlap_b_f(schedule: Schedule) -> Schedule:
     """The same schedule with each backward that a forward follows directly beside that forward.
 
@@ -89,7 +133,7 @@ def overlap_b_f(schedule: Schedule) -> Schedule:
     return overlap_p2p(overlapping) if schedule.overlap_p2p else overlapping
 
 
-def _paired(program: Iterable[Step]) -> Iterator[Step]:
+def _paired(program: Iterable[Computation]) -> Iterator[Computation]:
     """The computations, each backward and the forward right after it in a pair."""
     held: Action | None = None
     for step in program:

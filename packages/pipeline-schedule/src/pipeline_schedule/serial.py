@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline_schedule.actions import Action, Kind, Overlap, Step
+from pipeline_schedule.actions import Action, Kind, Overlap, Step, Together
 from pipeline_schedule.schedule import Schedule
 
 
@@ -13,7 +13,7 @@ def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
     """A schedule as dictionaries, lists, strings and numbers, from which `schedule_from_dict` makes it again.
 
     Each step is `[kind, virtual stage, micro-batch]`; an overlapping pair is a list of two such steps, the backward
-    first.
+    first. Transfers that are posted together are `{"together": [step, ...]}`.
     """
     return {
         "name": schedule.name,
@@ -40,14 +40,23 @@ def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     return Schedule(data["name"], data["placement"], data["microbatches"], programs, data["overlap_p2p"])
 
 
-def _step_to_list(step: Step) -> list[Any]:
+def _step_to_list(step: Step) -> Any:
+    if isinstance(step, Together):
+        return {"together": [_step_to_list(transfer) for transfer in step.transfers]}
     if isinstance(step, Overlap):
         return [_step_to_list(step.backward), _step_to_list(step.forward)]
     return [step.kind.value, step.stage, step.microbatch]
 
 
 def _step_from_list(step: Any, where: str) -> Step:
-    if isinstance(step, Iterable) and not isinstance(step, str):
+    if isinstance(step, Mapping):
+        match dict(step):
+            case {"together": list() as steps, **others} if not others:
+                read = [_step_from_list(transfer, where) for transfer in steps]
+                transfers = [transfer for transfer in read if isinstance(transfer, Action)]
+                if len(transfers) == len(read):
+                    return Together(transfers)
+    elif isinstance(step, Iterable) and not isinstance(step, str):
         match list(step):
             case [str(kind), int(stage), int(microbatch)] if kind in list(Kind):
                 return Action(Kind(kind), stage, microbatch)
@@ -56,6 +65,6 @@ def _step_from_list(step: Any, where: str) -> Step:
                 if isinstance(first, Action) and isinstance(second, Action):
                     return Overlap(first, second)
     raise ValueError(
-        f"{where} is {step!r}; a step is [kind, virtual stage, micro-batch] with a kind of {', '.join(Kind)}, or a "
-        "list of two such steps"
+        f"{where} is {step!r}; a step is [kind, virtual stage, micro-batch] with a kind of {', '.join(Kind)}, a "
+        'list of two such steps, or {"together": [step, ...]}'
     )

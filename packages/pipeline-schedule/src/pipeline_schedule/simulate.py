@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from attrs import field, frozen
 
-from pipeline_schedule.actions import Action, Kind, Overlap, Step
+from pipeline_schedule.actions import Action, Computation, Kind, Overlap
 from pipeline_schedule.check import validate
 from pipeline_schedule.replay import Replay, Span, Time
 from pipeline_schedule.schedule import Schedule
@@ -85,8 +85,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Run a schedule against the clock.
 
     A rank does its steps in order. A transfer begins when both ends have come to it and the transfers that either
-    rank started before are over. Without `overlap_p2p` both ranks stay with it until it is over; with it they go on
-    and stay at its wait.
+    rank started before are over; those that a rank posted together go on beside each other. Without `overlap_p2p`
+    both ranks stay with it until it is over; with it they go on and stay at its wait.
 
     Args:
         schedule: the schedule; it is validated first.
@@ -129,7 +129,7 @@ class _Clock:
             Kind.BACKWARD_WEIGHT: weight_half,
         }
 
-    def compute_time(self, step: Step) -> Time:
+    def compute_time(self, step: Computation) -> Time:
         if isinstance(step, Overlap):
             backward, forward = self.compute_time(step.backward), self.compute_time(step.forward)
             return backward + forward - self.hidden * min(backward, forward)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from attrs import frozen
 
-from pipeline_schedule.actions import Action, Kind, Overlap, Step
+from pipeline_schedule.actions import Action, Computation, Kind, Overlap
 from pipeline_schedule.draw.bars import LETTERS, NAMES, headline, kinds_used, number, percent
 from pipeline_schedule.replay import Time
 from pipeline_schedule.simulate import Timeline
@@ -95,7 +95,7 @@ class _Chart:
         return row.rstrip()
 
 
-def _label(timeline: Timeline, step: Step) -> str:
+def _label(timeline: Timeline, step: Computation) -> str:
     if isinstance(step, Overlap):
         return _label(timeline, step.backward) + _label(timeline, step.forward)
     chunk = timeline.schedule.chunk(step.stage)
