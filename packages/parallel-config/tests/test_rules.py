@@ -239,6 +239,30 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
         "parallelism.pipeline_parallel_overlap_b_f",
         ["must be false with pipeline_parallel_zero_bubble zbh1", "zero_bubble none"],
     ),
+    (
+        2,
+        f"parallelism: {{{PIPELINE}, pipeline_parallel_schedule: dualpipe}}",
+        "parallelism.pipeline_parallel_schedule",
+        ["dualpipe", "must be 1f1b, interleaved_1f1b or gpipe"],
+    ),
+    (
+        2,
+        f"parallelism: {{{PIPELINE}, pipeline_parallel_schedule: interleaved_1f1b}}",
+        "parallelism.pipeline_parallel_schedule",
+        ["needs pipeline_parallel_interleave_num ≥ 2", "it is 1", "1f1b, or pipeline_parallel_interleave_num 2"],
+    ),
+    (
+        2,
+        f"parallelism: {{{PIPELINE}, pipeline_parallel_interleave_num: 3, pipeline_parallel_schedule: gpipe}}",
+        "parallelism.pipeline_parallel_interleave_num",
+        ["must be 1 with pipeline_parallel_schedule gpipe", "Use 1, or pipeline_parallel_schedule 1f1b"],
+    ),
+    (
+        2,
+        f"parallelism: {{{PIPELINE}, pipeline_parallel_zero_bubble: zbh1, pipeline_parallel_schedule: gpipe}}",
+        "parallelism.pipeline_parallel_zero_bubble",
+        ["must be none with pipeline_parallel_schedule gpipe"],
+    ),
     # extensions
     (
         2,
@@ -647,7 +671,7 @@ def test_plain_degrees_with_layers_and_batches() -> None:
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ("parallelism: {pipeline_parallel_schedule: gpipe}", "parallelism.pipeline_parallel_schedule"),
+        ("parallelism: {pipeline_parallel_schedule: gpipe}", "pipeline_parallel_schedule .pipeline_parallel is 1"),
         ("parallelism: {pipeline_parallel_microbatch_size: 4}", "pipeline_parallel_microbatch_size"),
         ("parallelism: {pipeline_parallel_interleave_num: 2}", "pipeline_parallel is 1"),
         ("parallelism: {pipeline_parallel_layers_per_stage: [0-3]}", "pipeline_parallel is 1"),
@@ -681,13 +705,27 @@ def test_what_has_no_effect_is_said_once(text: str, fragment: str) -> None:
 
 def test_all_fields_without_effect_share_one_warning() -> None:
     text = "parallelism: {pipeline_parallel_schedule: gpipe, pipeline_parallel_enable_dxdw_split: true}"
-    with pytest.warns(ConfigWarning, match="schedule.*dxdw_split") as caught:
+    with pytest.warns(ConfigWarning, match="dxdw_split.*schedule") as caught:
         loads(text)
     assert len(caught) == 1
 
 
 def test_a_value_that_is_the_default_needs_no_warning() -> None:
     loads("parallelism: {pipeline_parallel_schedule: 1f1b, data_parallel_shard_strategy: optim_grads_params}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("pipeline_parallel_schedule: GPipe", ("gpipe", 1)),
+        ("pipeline_parallel_interleave_num: 2", ("interleaved_1f1b", 2)),
+        ("pipeline_parallel_interleave_num: 2, pipeline_parallel_schedule: 1f1b", ("interleaved_1f1b", 2)),
+        ("pipeline_parallel_schedule: 1f1b", ("1f1b", 1)),
+    ],
+)
+def test_the_schedule_is_the_file_s_and_interleaved_with_several_chunks(fields: str, expected: tuple[str, int]) -> None:
+    found = plan(loads(f"parallelism: {{{PIPELINE}, {fields}}}"), 2)
+    assert (found.schedule, found.interleave_num) == expected
 
 
 def test_interleaving_is_one_without_pipelining() -> None:

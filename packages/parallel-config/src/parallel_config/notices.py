@@ -17,6 +17,7 @@ from parallel_config.value_types import known_keys
 _ONLY_WITH = {
     "pipeline_parallel": (
         "pipeline_parallel_interleave_num",
+        "pipeline_parallel_schedule",
         "pipeline_parallel_overlap_p2p",
         "pipeline_parallel_overlap_b_f",
         "pipeline_parallel_zero_bubble",

@@ -10,7 +10,7 @@ from parallel_config.document import Document
 from parallel_config.problems import Problem, config_error, in_order
 from parallel_config.rules import Facts, broken_rules
 from parallel_config.rules.fitting import ulysses_degree
-from parallel_config.schema import TrainConfig
+from parallel_config.schema import Parallelism, TrainConfig
 from parallel_config.stages import Range, even_ranges, in_virtual_order, parse_item, stage_ranks
 from parallel_config.structure import structure
 
@@ -25,7 +25,8 @@ class ParallelPlan:
     `dp_replicate · dp_shard · cp · tp · pp == world_size`. `stage_layers` has the closed layer range of each
     virtual stage, in order; it is empty where the number of layers is not known. `loss_scale` is the
     specification's coefficient 1 / (world_size // pp). `interleave_num` is the number of chunks on each
-    physical stage, and `zero_bubble` says whether their backwards are split: none, zbh1 or zbv.
+    physical stage, `schedule` the order in which micro-batches pass them (1f1b, interleaved_1f1b or gpipe), and
+    `zero_bubble` says whether their backwards are split: none, zbh1 or zbv.
     """
 
     world_size: int
@@ -52,6 +53,7 @@ class ParallelPlan:
     num_accumulation_steps: int
     loss_scale: float
     interleave_num: int
+    schedule: str
     zero_bubble: str
     stage_layers: tuple[Range, ...]
 
@@ -79,6 +81,7 @@ class ParallelPlan:
         ulysses_degree_in_cp: int | None = None,
         pipeline_parallel_interleave_num: int = 1,
         pipeline_parallel_layers_per_stage: str | list[str] | None = "auto",
+        pipeline_parallel_schedule: str = "1f1b",
         pipeline_parallel_zero_bubble: str = "none",
         num_hidden_layers: int | None = None,
         moe_token_dispatcher_type: str = "alltoall",
@@ -101,6 +104,7 @@ class ParallelPlan:
             "ulysses_degree_in_cp": ulysses_degree_in_cp,
             "pipeline_parallel_interleave_num": pipeline_parallel_interleave_num,
             "pipeline_parallel_layers_per_stage": pipeline_parallel_layers_per_stage,
+            "pipeline_parallel_schedule": pipeline_parallel_schedule,
             "pipeline_parallel_zero_bubble": pipeline_parallel_zero_bubble,
             "moe_token_dispatcher_type": moe_token_dispatcher_type,
             "npu_nums_per_device": npu_nums_per_device,
@@ -174,9 +178,18 @@ def infer(facts: Facts) -> ParallelPlan:
         num_accumulation_steps=facts.global_batch_size // (facts.data_parallel * local),
         loss_scale=1.0 / (world_size // pp),
         interleave_num=sizes.pipeline_parallel_interleave_num if pp > 1 else 1,
+        schedule=_schedule(sizes),
         zero_bubble=sizes.pipeline_parallel_zero_bubble if pp > 1 else "none",
         stage_layers=_stage_layers(facts),
     )
+
+
+def _schedule(sizes: Parallelism) -> str:
+    """As the reference reads it: 1F1B of several chunks is interleaved."""
+    if sizes.pipeline_parallel == 1:
+        return "1f1b"
+    several = sizes.pipeline_parallel_interleave_num > 1
+    return "interleaved_1f1b" if several else sizes.pipeline_parallel_schedule
 
 
 def _stage_layers(facts: Facts) -> tuple[Range, ...]:

@@ -26,6 +26,7 @@ _PP = "parallelism.pipeline_parallel"
 _CHUNKS = "parallelism.pipeline_parallel_interleave_num"
 _ZERO_BUBBLE = "parallelism.pipeline_parallel_zero_bubble"
 _OVERLAP = "parallelism.pipeline_parallel_overlap_b_f"
+_SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _CHUNKS_OF = {"zbh1": 1, "zbv": 2}
 
 
@@ -52,6 +53,35 @@ def zero_bubble(facts: Facts) -> Iterator[Problem]:
             "Use false, or pipeline_parallel_zero_bubble none.",
             fixes=[*set_each(_OVERLAP, [False]), *set_each(_ZERO_BUBBLE, ["none"])],
         )
+
+
+@rule(_PP, _CHUNKS, _ZERO_BUBBLE, _OVERLAP, _SCHEDULE)
+def schedule(facts: Facts) -> Iterator[Problem]:
+    """GPipe has one chunk on each stage and all forwards before all backwards; interleaving takes several chunks."""
+    sizes, name = facts.parallelism, facts.parallelism.pipeline_parallel_schedule
+    chunks = sizes.pipeline_parallel_interleave_num
+    if sizes.pipeline_parallel == 1 or name == "1f1b":
+        return
+    if name == "interleaved_1f1b":
+        if chunks == 1:
+            yield facts.problem(
+                _SCHEDULE,
+                "needs pipeline_parallel_interleave_num ≥ 2, the chunks of a stage that take turns, and it is 1",
+                "Use 1f1b, or pipeline_parallel_interleave_num 2.",
+                fixes=[*set_each(_SCHEDULE, ["1f1b"]), *set_each(_CHUNKS, [2])],
+            )
+        return
+    others = {_CHUNKS: (chunks, 1), _ZERO_BUBBLE: (sizes.pipeline_parallel_zero_bubble, "none")}
+    others[_OVERLAP] = (sizes.pipeline_parallel_overlap_b_f, False)
+    for path, (value, needed) in others.items():
+        if value != needed:
+            yield facts.problem(
+                path,
+                f"must be {show(needed)} with pipeline_parallel_schedule gpipe,"
+                " which runs all forwards of one chunk a stage before all backwards",
+                f"Use {show(needed)}, or pipeline_parallel_schedule 1f1b.",
+                fixes=[*set_each(path, [needed]), *set_each(_SCHEDULE, ["1f1b"])],
+            )
 
 
 @rule(_PP, _CHUNKS, _LAYERS, "stage_ranks", "model.num_hidden_layers", decides=("stage_layers",))
@@ -195,4 +225,4 @@ def _kept(facts: Facts, items: tuple[str, ...]) -> list[Fix]:
     return [tuple(edits)]
 
 
-RULES = (zero_bubble, layers_per_stage)
+RULES = (zero_bubble, schedule, layers_per_stage)

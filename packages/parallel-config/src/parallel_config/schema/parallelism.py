@@ -42,7 +42,7 @@ class Parallelism:
     pipeline_parallel_layers_per_stage: LayerText | tuple[LayerText, ...] | None = field(
         default=None, converter=_placement
     )
-    pipeline_parallel_schedule: str = setting("1f1b", reserved=True)
+    pipeline_parallel_schedule: str = setting("1f1b", options=("1f1b", "interleaved_1f1b", "gpipe"), fold_case=True)
     pipeline_parallel_microbatch_size: int = setting(1, reserved=True)
     pipeline_parallel_overlap_p2p: bool = False
     pipeline_parallel_overlap_b_f: bool = False
