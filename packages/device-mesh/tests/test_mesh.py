@@ -41,6 +41,7 @@ def groups(mesh: ParallelMesh, axis: str) -> list[list[int]]:
 
 
 def test_pub_mesh_01_all_groups_of_16_ranks() -> None:
+    """PUB-MESH-01."""
     plan = ParallelPlan.from_degrees(16, pipeline_parallel=2, context_parallel=2, tensor_parallel=2, expert_parallel=4)
     mesh = ParallelMesh(plan)
     sizes = {axis: mesh.size(axis) for axis in ("batch", "dp_replicate", "dp_shard", "fsdp", "efsdp")}
@@ -76,6 +77,7 @@ def test_pub_mesh_01_all_groups_of_16_ranks() -> None:
 def test_pub_mesh_02_hsdp_shards_inside_the_node(
     degrees: dict[str, int], sizes: dict[str, int], fsdp: list[list[int]], tp: list[list[int]]
 ) -> None:
+    """PUB-MESH-02, rows a and b."""
     mesh = ParallelMesh(ParallelPlan.from_degrees(16, **degrees), ranks_per_node=8)
     assert {axis: mesh.size(axis) for axis in sizes} == sizes
     assert groups(mesh, "fsdp") == fsdp
@@ -102,6 +104,7 @@ def test_pub_mesh_02_hsdp_shards_inside_the_node(
 def test_pub_data_01_which_shard_a_rank_reads(
     world_size: int, degrees: dict[str, int], shards: int, shard_of_rank: list[int]
 ) -> None:
+    """PUB-DATA-01, rows a, b and c."""
     mesh = ParallelMesh(ParallelPlan.from_degrees(world_size, **degrees))
     assert mesh.size("batch") == shards
     assert [mesh.shard_index(rank) for rank in range(world_size)] == shard_of_rank

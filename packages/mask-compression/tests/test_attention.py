@@ -131,6 +131,17 @@ def test_pieces_of_context_parallel_ranks_merge_to_the_whole(cp, order):
     assert_near(ring(q, k, v, d_out, mask_of(rows), shards), dense(q, k, v, d_out, rows, 8**-0.5), np.float64)
 
 
+def test_a_document_that_crosses_the_cut_is_attended_as_on_one_device():
+    """PUB-CP-02: rank 1 needs keys 5 to 7 of rank 0 beside its own, and no others."""
+    q, k, v, d_out = inputs(1, 16, 16, 2, 2, 8, 8)
+    whole, _, *_ = dense(q, k, v, d_out, [[5, 7, 4]], 8**-0.5)
+    for queries, keys in (((0, 8), (0, 8)), ((8, 16), (5, 16))):
+        part, held = slice(*queries), slice(*keys)
+        ranges = {"query_ranges": [queries], "key_ranges": [keys]}
+        out, _ = attention(q[:, part], k[:, held], v[:, held], mask_of([[5, 7, 4]]), **ranges)
+        np.testing.assert_allclose(out, whole[:, part], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_a_ring_of_large_pieces_in_both_precisions(dtype):
     rows = [random_lengths(1024, 6, seed=3)]

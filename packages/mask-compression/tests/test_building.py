@@ -19,7 +19,7 @@ from mask_compression import (
 )
 from mask_oracle import batches, picture, square
 
-# Tokens with EOD 0, and the lengths, positions and squares that they must give.
+# Tokens with EOD 0, and the lengths, positions and squares that they must give. The first six are PUB-MASK-01, a to f.
 TOKEN_ROWS: dict[str, tuple[list[int], list[int], list[int], list[str]]] = {
     "in between": (
         [5, 6, 0, 7, 8, 9, 0, 4],
@@ -67,6 +67,7 @@ def test_a_document_longer_than_the_sequence_starts_anew_in_each_sample() -> Non
 
 
 def test_samples_of_a_micro_batch_keep_apart_and_counting_starts_anew_for_the_next() -> None:
+    """PUB-MASK-02."""
     first, second = from_lengths([[3, 5], [8]]), from_lengths([[1, 7], [4, 4]])
     assert first.actual_seq_len.tolist() == [3, 8, 16]
     assert second.actual_seq_len.tolist() == [1, 8, 12, 16]
@@ -136,6 +137,7 @@ def test_plain_causal() -> None:
 
 
 def test_documents_without_tokens_change_nothing() -> None:
+    """PUB-MASK-01, row g."""
     expected = np.array(square([2, 2, 2, 2]))
     for mask in (
         from_lengths([2, 2, 0, 2, 2], allow_empty=True),

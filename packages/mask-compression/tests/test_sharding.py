@@ -30,6 +30,7 @@ def listed(ranges: Any) -> list[int]:
 
 
 def test_a_document_that_crosses_the_cut() -> None:
+    """PUB-CP-02; that ranks' outputs joined are those of one device, `test_attention.py` shows."""
     mask = from_lengths([5, 7, 4])
     ranks = [SequenceShard(16, 2, rank) for rank in (0, 1)]
     assert [rank.ranges for rank in ranks] == [((0, 8),), ((8, 16),)]
@@ -41,6 +42,12 @@ def test_a_document_that_crosses_the_cut() -> None:
     visible = [np.stack((start, rank.positions), axis=1).tolist() for start, rank in zip(starts, ranks, strict=True)]
     assert visible[0] == [[0, 0], [0, 1], [0, 2], [0, 3], [0, 4], [5, 5], [5, 6], [5, 7]]
     assert visible[1] == [[5, 8], [5, 9], [5, 10], [5, 11], [12, 12], [12, 13], [12, 14], [12, 15]]
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(4096, 1024), (12, 3)])
+def test_a_length_that_is_cut_evenly(size: int, tokens: int) -> None:
+    """PUB-CP-01, rows d and e."""
+    assert [SequenceShard(size, 4, rank).tokens for rank in range(4)] == [tokens] * 4
 
 
 def test_zigzag_pieces() -> None:
@@ -102,6 +109,7 @@ def test_packed_documents_can_be_unbalanced_in_zigzag_order_too() -> None:
 @pytest.mark.parametrize(
     ("size", "cp", "order", "parts"),
     [
+        # PUB-CP-01, rows a, b and c, and row e in zigzag order.
         (2999, 4, "contiguous", ["seq_length 2999", "context_parallel 4", "2996 or 3000"]),
         (7, 2, "contiguous", ["seq_length 7", "context_parallel 2", "6 or 8"]),
         (4098, 4, "contiguous", ["seq_length 4098", "context_parallel 4", "4096 or 4100"]),

@@ -257,11 +257,13 @@ def context_parallel(length: int, cp: int) -> ParallelPlan:
 
 @pytest.mark.parametrize(("length", "cp"), [(4096, 4), (12, 4)])
 def test_pub_cp_01_cut_evenly(length: int, cp: int) -> None:
+    """PUB-CP-01, rows d and e; mask-compression cuts them into equal parts."""
     assert context_parallel(length, cp).cp == cp
 
 
 @pytest.mark.parametrize(("length", "cp"), [(2999, 4), (7, 2), (4098, 4)])
 def test_pub_cp_01_errors(length: int, cp: int) -> None:
+    """PUB-CP-01, rows a, b and c."""
     with pytest.raises(ConfigError) as caught:
         context_parallel(length, cp)
     for name in ("seq_length", str(length), "context_parallel", str(cp)):

@@ -28,6 +28,7 @@ def pieces(batch: MicroBatch, **degrees: object) -> list[MicroBatch]:
 
 
 def test_pub_cp_03_labels_are_shifted_before_the_sequence_is_cut() -> None:
+    """PUB-CP-03."""
     raw = np.array([11, 12, 13, 14, 15, 16, 17, 18, 19])
     rank0, rank1 = pieces(stack([make_sample(raw, SampleSettings(seq_length=8, eod=14, eod_mask_loss=True))]))
     assert rank0.input_ids.tolist() == [[11, 12, 13, 14]]
@@ -40,6 +41,7 @@ def test_pub_cp_03_labels_are_shifted_before_the_sequence_is_cut() -> None:
 
 
 def test_pub_cp_02_a_document_that_crosses_the_cut_keeps_its_positions_and_its_keys() -> None:
+    """PUB-CP-02, in the trainer."""
     tokens = np.full(17, 9)
     tokens[[4, 11, 15]] = 0
     settings = SampleSettings(seq_length=16, eod=0, reset_position_ids=True, separate_documents=True)

@@ -113,7 +113,7 @@ def test_shuffling_takes_each_sample_once_in_a_pass_and_otherwise_in_the_next() 
 def test_pub_data_01_ranks_of_one_pipeline_read_the_same_samples(
     world: int, pp: int, cp: int, tp: int, shards: list[int]
 ) -> None:
-    """A rank's shard is its place on the batch axis; what it reads is then the shard's alone."""
+    """PUB-DATA-01: a rank's shard is its place on the batch axis; what it reads is then the shard's alone."""
     data_parallel = world // (pp * cp * tp)
     read = [
         loader(

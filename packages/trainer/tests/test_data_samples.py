@@ -135,6 +135,7 @@ def test_a_split_takes_rounded_shares_of_the_sequences(
 
 
 def test_pub_cp_03_labels_are_shifted_before_anything_is_cut() -> None:
+    """PUB-CP-03, in a sample."""
     raw = np.array([11, 12, 13, 14, 15, 16, 17, 18, 19])
     sample = make_sample(raw, SampleSettings(seq_length=8, eod=14, eod_mask_loss=True))
     assert sample.input_ids[:4].tolist() == [11, 12, 13, 14]
@@ -158,6 +159,7 @@ def test_pub_cp_03_labels_are_shifted_before_anything_is_cut() -> None:
     ],
 )
 def test_pub_mask_01_positions_restart_after_each_end(tokens: list[int], positions: list[int]) -> None:
+    """PUB-MASK-01, position ids of rows a to f."""
     settings = SampleSettings(seq_length=len(tokens), eod=0, reset_position_ids=True)
     sample = make_sample(np.array([*tokens, 9]), settings)
     assert sample.position_ids.tolist() == positions
@@ -166,6 +168,7 @@ def test_pub_mask_01_positions_restart_after_each_end(tokens: list[int], positio
 
 
 def test_pub_mask_02_ends_of_a_micro_batch_count_through_its_rows_and_start_anew_in_the_next() -> None:
+    """PUB-MASK-02, in the trainer."""
     settings = SampleSettings(seq_length=8, eod=0, separate_documents=True)
 
     def sample(lengths: list[int]) -> Sample:
