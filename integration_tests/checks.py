@@ -412,12 +412,18 @@ def live_activations(communicator: Communicator) -> dict[str, dict[str, list[int
     layers = 2 * communicator.size
     base = Case(pp=communicator.size, accumulation=9, model=Model(layers=layers, batch=36))
     found = {}
-    for zero_bubble, chunks in (("none", 2), ("zbh1", 1), ("zbv", 2)):
-        case = evolve(base, chunks=chunks, zero_bubble=zero_bubble)
+    orders: dict[str, dict[str, Any]] = {
+        "none": {"chunks": 2},
+        "zbh1": {"zero_bubble": "zbh1"},
+        "zbv": {"zero_bubble": "zbv", "chunks": 2},
+        "gpipe": {"schedule": "gpipe"},
+    }
+    for name, order in orders.items():
+        case = evolve(base, **order)
         trainer = Trainer(prepare(loads(case.yaml(corpora())), communicator.size), communicator)
         peak, left = _live(trainer)
         everywhere = communicator.all_gather(np.array([[peak, left]]))
-        found[zero_bubble] = {
+        found[name] = {
             "peaks": everywhere[:, 0].tolist(),
             "left": everywhere[:, 1].tolist(),
             "schedule": list(peak_activations(trainer.pipeline.schedule(9))),

@@ -183,11 +183,11 @@ class Chunk(nn.Cell):
 
 
 def pipelines_add_up(world: Communicator) -> dict[str, float]:
-    """1F1B, and interleaved with two chunks a rank: sums over micro-batches, seeded by the program's stage."""
+    """1F1B, GPipe, and interleaved with two chunks a rank: sums over micro-batches, seeded by the program's stage."""
     from parallel_trainer.engines.hyperparallel.runtime import scaled_stage
 
     mesh, micro_batches, found = _mesh(world, pp=world.size), 2 * world.size + 1, {}
-    for name, chunks in (("Schedule1F1B", 1), ("ScheduleInterleaved1F1B", 2)):
+    for name, chunks in (("Schedule1F1B", 1), ("ScheduleGPipe", 1), ("ScheduleInterleaved1F1B", 2)):
         count = chunks * world.size
         weights = [_numbers(3, 3, seed=index) / 2 for index in range(count)]
         x = _numbers(2 * micro_batches, 3)

@@ -94,6 +94,7 @@ def test_activations_are_freed_after_their_backward_and_never_more_than_the_sche
         "none": [12, 10, 8, 6],
         "zbh1": [4, 4, 4, 4],
         "zbv": [8, 8, 8, 8],
+        "gpipe": [9, 9, 9, 9],
     }
     assert all(entry["peaks"] == entry["schedule"] for entry in found.values())
     assert all(entry["left"] == [0] * 4 for entry in found.values())

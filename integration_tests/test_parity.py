@@ -58,7 +58,9 @@ def _beside(case: Case) -> object:
     return case.dp_replicate, case.dp_shard, case.tp, case.loss_parallel, *cp
 
 
-PIPELINES = tuple(case for case in CASES if case.pp > 1 and case.model.architecture == "qwen3")
+PIPELINES = tuple(
+    case for case in CASES if case.pp > 1 and case.model.architecture == "qwen3" and case.schedule != "gpipe"
+)
 
 # What a step does, and beside what: every value of the one meets every value of the other.
 PIPELINE_CHOICES: dict[str, Choice] = {
@@ -103,6 +105,15 @@ def test_a_pipeline_beside_another_dimension_has_every_number_of_chunks_and_micr
             found.setdefault(_beside(case), set()).add((case.chunks, case.accumulation))
     assert len(found) == 6
     assert all(met == set(itertools.product((1, 2, 3), (1, 2, 5))) for met in found.values())
+
+
+def test_gpipe_is_trained_alone_and_beside_other_dimensions() -> None:
+    """Fewer micro-batches than stages and more, both reductions and ways of transfer, shards kept and gathered."""
+    cases = [case for case in CASES if case.schedule == "gpipe"]
+    assert {(case.pp, case.accumulation) for case in cases} == {(2, 1), (2, 5), (4, 3), (4, 9)}
+    assert {name for name in DIMENSIONS for case in cases if getattr(case, name) > 1} == set(DIMENSIONS)
+    for choice in ("overlap", "reshard", "reduction"):
+        assert len({getattr(case, choice) for case in cases}) == 2, choice
 
 
 DIMENSIONS = ("dp_replicate", "dp_shard", "cp", "tp", "pp")

@@ -45,6 +45,7 @@ parallelism:
   npu_nums_per_device: {node}
   pipeline_parallel_overlap_b_f: {paired}
   pipeline_parallel_zero_bubble: {zero_bubble}
+  pipeline_parallel_schedule: {schedule}
 training:
   steps: {steps}
   global_batch_size: {global_batch}
@@ -111,6 +112,7 @@ class Case:
     node: int | None = None
     paired: bool = False
     zero_bubble: str = "none"
+    schedule: str = "1f1b"
     reduction: str = "sum"
     reshard: str = "default"
     accumulation: int = 1
@@ -125,6 +127,7 @@ class Case:
         """Which kind of plan this is, for the tables."""
         context = [f"{self.method} context parallel"] if self.cp > 1 else []
         kind = "zero-bubble" if self.zero_bubble != "none" else "interleaved" if self.chunks > 1 else ""
+        kind = "GPipe" if self.schedule == "gpipe" else kind
         pipeline = [f"{kind} pipeline".strip()] if self.pp > 1 else []
         experts = ["expert parallel"] if self.ep > 1 else ["experts"] if self.model.architecture != "qwen3" else []
         return " x ".join([*pipeline, *experts, *(["tensor parallel"] if self.tp > 1 else []), *context, "FSDP, HSDP"])
@@ -142,6 +145,7 @@ class Case:
         if self.pp > 1:
             parts.insert(0, f"pp{self.pp}x{self.chunks}")
             parts += [self.zero_bubble] if self.zero_bubble != "none" else []
+            parts += [] if self.schedule == "1f1b" else [self.schedule]
             parts += [] if self.layout == "auto" else ["uneven"]
             parts += [*(["overlap"] if self.overlap else []), *(["paired"] if self.paired else [])]
         parts += [f"ep{self.ep}"] if self.ep > 1 else []
@@ -178,6 +182,7 @@ class Case:
             architecture=self.model.section,
             paired=flag(self.paired),
             zero_bubble=self.zero_bubble,
+            schedule=self.schedule,
             tp=self.tp,
             loss_parallel=flag(self.loss_parallel),
             local_batch=self.model.batch // (self.dp_replicate * self.dp_shard * self.accumulation),

@@ -62,6 +62,10 @@ def plans() -> Iterator[Case]:
     for chunks, micro_batches in itertools.product((1, 2, 3), (1, 7, 8, 17)):
         if (chunks, micro_batches) not in ((1, 1), (2, 7), (3, 8), (1, 17)):
             yield pipeline(8, chunks, micro_batches, 17 if micro_batches == 17 else 56)
+    for pp, micro_batches in ((2, 1), (2, 5), (4, 3), (4, 9)):
+        yield pipeline(pp, 1, micro_batches, BATCH[pp], schedule="gpipe")
+    for degrees in BESIDE_PIPELINE[:2] + BESIDE_PIPELINE[3:5]:
+        yield pipeline(2, 1, 5, 20, schedule="gpipe", **degrees)
 
 
 class Pipelines:
@@ -74,8 +78,10 @@ class Pipelines:
     def __call__(self, pp: int, chunks: int, micro_batches: int, batch: int, **fields: Any) -> Case:
         """A pipeline of a global batch; `fields` are the case's others."""
         zero_bubble, paired = fields.get("zero_bubble", "none"), fields.get("paired")
-        meetings = self._kinds.setdefault((pp, zero_bubble != "none", paired), Meetings())
-        beside = tuple(sorted((name, value) for name, value in fields.items() if name not in ("zero_bubble", "paired")))
+        kind = (pp, zero_bubble != "none", paired, fields.get("schedule"))
+        meetings = self._kinds.setdefault(kind, Meetings())
+        of_schedule = ("zero_bubble", "paired", "schedule")
+        beside = tuple(sorted((name, value) for name, value in fields.items() if name not in of_schedule))
         chosen = meetings(
             {"chunks": chunks, "micro-batches": micro_batches, "beside": beside},
             uneven=(False, True),

@@ -52,6 +52,7 @@ def install(world: Communicator) -> Callable[[], None]:
         f"{core}.activation_checkpoint": {"checkpoint_wrapper": stages.checkpoint_wrapper},
         f"{core}.pipeline_parallel": {
             "Schedule1F1B": stages.Schedule1F1B,
+            "ScheduleGPipe": stages.ScheduleGPipe,
             "ScheduleInterleaved1F1B": stages.ScheduleInterleaved1F1B,
         },
         "hyper_parallel.platform.mindspore.autograd_compat": {

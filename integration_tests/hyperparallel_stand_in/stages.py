@@ -223,6 +223,21 @@ class Schedule1F1B(_Schedule):
         yield from (("B", 0, micro) for micro in range(self.micro_batch_num - ahead, self.micro_batch_num))
 
 
+class ScheduleGPipe(_Schedule):
+    """All forwards, then all backwards; one stage a rank."""
+
+    def __init__(
+        self, stages, micro_batch_num, args_batch_dim=None, kwargs_batch_dim=None, output_concat_dim=None, swap=False
+    ) -> None:
+        super().__init__(stages, micro_batch_num, args_batch_dim, kwargs_batch_dim, output_concat_dim, swap)
+        if len(self.stages) != 1:
+            raise ValueError(f"GPipe with {len(self.stages)} stages on a rank")
+
+    def order(self) -> Order:
+        yield from (("F", 0, micro) for micro in range(self.micro_batch_num))
+        yield from (("B", 0, micro) for micro in range(self.micro_batch_num))
+
+
 class ScheduleInterleaved1F1B(_Schedule):
     """1F1B with several chunks a rank, whose virtual stages are dealt out in rounds. Overlap changes no order here."""
 

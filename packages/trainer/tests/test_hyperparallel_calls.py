@@ -217,6 +217,15 @@ def test_one_chunk_without_overlap_is_1f1b_which_takes_no_flags() -> None:
     assert called(overlapping, "ScheduleInterleaved1F1B")[0].keywords["overlap_p2p"] is True
 
 
+def test_gpipe_is_the_librarys_own() -> None:
+    (found,) = called(program(config_of(f"{PIPELINE}, pipeline_parallel_schedule: gpipe"), 2), "ScheduleGPipe")
+    assert found.arguments == ([Use("stage_0")], 8)
+    assert found.keywords == {}
+    overlap = f"{PIPELINE}, pipeline_parallel_schedule: gpipe, pipeline_parallel_overlap_p2p: true"
+    with pytest.raises(UserError, match=r"pipeline_parallel_overlap_p2p true must be false with .* gpipe"):
+        program(config_of(overlap), 2)
+
+
 def test_a_backward_overlaps_a_forward_where_every_chunk_exchanges_experts() -> None:
     sizes = f"{PIPELINE}, expert_parallel: 2, pipeline_parallel_overlap_b_f: true"
     for dense, overlaps in ((0, True), (2, False)):

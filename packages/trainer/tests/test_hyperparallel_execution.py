@@ -118,7 +118,7 @@ class Recorder:
             file = "context_parallel" if name == "ContextParallel" else "async_context_parallel"
             put(f"{at}.context_parallel.{file}", name, type(name, (), {"__init__": self.style, **style}))
         put(f"{at}.activation_checkpoint", "checkpoint_wrapper", self.checkpoint_wrapper)
-        for name in ("Schedule1F1B", "ScheduleInterleaved1F1B"):
+        for name in ("Schedule1F1B", "ScheduleGPipe", "ScheduleInterleaved1F1B"):
             put(f"{at}.pipeline_parallel", name, self.schedule(name, overlap=name == "ScheduleInterleaved1F1B"))
 
         def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, rank_list=None, init_backend=True):

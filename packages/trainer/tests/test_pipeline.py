@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from parallel_config import ConfigWarning, ParallelPlan, loads, plan
+from parallel_trainer.job import degrees
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models.config import Qwen3Config
 from parallel_trainer.models.qwen3 import Qwen3
 from parallel_trainer.parallel.pipeline import Order, schedule, stage_units, unit_names, weight_ranks
-from pipeline_schedule import Kind, Overlap, interleaved_1f1b, one_f_one_b, overlap_p2p, validate, zb_h1, zb_v
+from pipeline_schedule import Kind, Overlap, gpipe, interleaved_1f1b, one_f_one_b, overlap_p2p, validate, zb_h1, zb_v
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3, 4, 9])
@@ -18,6 +19,8 @@ def test_a_file_chooses_the_schedule(micro_batches: int) -> None:
     assert schedule(4, 3, m) == interleaved_1f1b(4, 3, m)
     assert schedule(4, 1, m, Order("zbh1")) == zb_h1(4, m)
     assert schedule(4, 2, m, Order("zbv", overlap_p2p=True)) == overlap_p2p(zb_v(4, m))
+    assert schedule(4, 1, m, Order(schedule="gpipe")) == gpipe(4, m)
+    assert schedule(4, 3, m, Order(schedule="interleaved_1f1b")) == interleaved_1f1b(4, 3, m)
 
 
 def test_a_pipeline_of_one_stage_takes_each_micro_batch_forward_and_back() -> None:
@@ -47,6 +50,10 @@ parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto, pi
         config = loads(text)
     assert Order.of(config.parallelism) == Order("zbh1", overlap_p2p=True)
     assert plan(config, 2).zero_bubble == "zbh1"
+    sizes = "pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto"
+    config = loads(f"parallelism: {{{sizes}, pipeline_parallel_schedule: GPipe}}")
+    assert Order.of(config.parallelism) == Order(schedule="gpipe")
+    assert degrees(plan(config, 2)) == "pp 2 (gpipe) x dp_replicate 1 x dp_shard 1"
 
 
 def test_without_pipelining_no_order_is_chosen() -> None:

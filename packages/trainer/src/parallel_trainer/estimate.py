@@ -13,7 +13,8 @@ from itertools import accumulate, pairwise
 
 from attrs import frozen
 from device_mesh import ParallelMesh
-from pipeline_schedule import Action, Kind, Step
+from pipeline_schedule import Action, Kind, Overlap, Step
+from pipeline_schedule.actions import flat
 
 from parallel_trainer.costs import Costs, OnRank, all_reduce
 from parallel_trainer.job import Job
@@ -271,4 +272,4 @@ def _once(units: Iterable[Iterable[HeldWeight]]) -> tuple[HeldWeight, ...]:
 def _one_by_one(program: Iterable[Step]) -> Iterator[Action]:
     """What a rank does in turn: a CPU does a backward and then the forward that may go on beside it."""
     for step in program:
-        yield from (step,) if isinstance(step, Action) else (step.backward, step.forward)
+        yield from (step.backward, step.forward) if isinstance(step, Overlap) else flat((step,))

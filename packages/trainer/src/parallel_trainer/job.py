@@ -118,6 +118,7 @@ def degrees(plan: ParallelPlan) -> str:
     if plan.pp > 1:
         how = [f"{plan.interleave_num} chunks a rank"] if plan.interleave_num > 1 else []
         how += [plan.zero_bubble] if plan.zero_bubble != "none" else []
+        how += [plan.schedule] if plan.schedule == "gpipe" else []
         parts.insert(0, f"pp {plan.pp} ({', '.join(how)})" if how else f"pp {plan.pp}")
     return " x ".join(parts)
 

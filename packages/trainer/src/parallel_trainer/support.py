@@ -77,6 +77,7 @@ _ACTED_ON = (
     | _under("parallelism", "pipeline_parallel", "pipeline_parallel_interleave_num")
     | _under("parallelism", "pipeline_parallel_layers_per_stage", "pipeline_parallel_overlap_p2p")
     | _under("parallelism", "pipeline_parallel_overlap_b_f", "pipeline_parallel_zero_bubble")
+    | _under("parallelism", "pipeline_parallel_schedule")
     | _under("parallelism", "tensor_parallel", "sequence_parallel", "enable_loss_parallel")
     | _under("parallelism", "context_parallel", "context_parallel_method", "context_parallel_async")
     | _under("parallelism", "context_parallel_order", "context_parallel_mask_type", "ulysses_degree_in_cp")

@@ -44,14 +44,16 @@ StageLayers = Sequence[tuple[int, int]]
 class Order:
     """Which schedule a step follows, as the file chooses it.
 
-    zero_bubble: none for interleaved 1F1B, which for one chunk on each rank is 1F1B; zbh1 or zbv.
+    zero_bubble: none for what `schedule` says; zbh1 or zbv.
     overlap_p2p: receives are posted ahead, and sends completed late.
     overlap_b_f: a backward and the forward after it are one step of interleaved 1F1B, also for one chunk.
+    schedule: gpipe, all forwards before all backwards; any other is 1F1B, interleaved for several chunks on each rank.
     """
 
     zero_bubble: str = "none"
     overlap_p2p: bool = False
     overlap_b_f: bool = False
+    schedule: str = "1f1b"
 
     @classmethod
     def of(cls, parallelism: Parallelism) -> Order:
@@ -62,17 +64,26 @@ class Order:
             parallelism.pipeline_parallel_zero_bubble,
             parallelism.pipeline_parallel_overlap_p2p,
             parallelism.pipeline_parallel_overlap_b_f,
+            parallelism.pipeline_parallel_schedule,
         )
 
 
 @lru_cache(maxsize=8)
 def schedule(stages: int, chunks: int, micro_batches: int, order: Order = Order()) -> Schedule:
     """What `stages` ranks with so many chunks each do with the micro-batches of a step."""
-    name = "interleaved" if order.overlap_b_f else None if order.zero_bubble == "none" else order.zero_bubble
-    made = generate(name, stages, micro_batches, chunks)
+    made = generate(_name(order), stages, micro_batches, chunks)
     if order.overlap_b_f:
         made = overlap_b_f(made)
     return overlap_p2p(made) if order.overlap_p2p else made
+
+
+def _name(order: Order) -> str | None:
+    """What pipeline-schedule calls it; None for 1F1B, interleaved where there are several chunks."""
+    if order.overlap_b_f:
+        return "interleaved"
+    if order.zero_bubble != "none":
+        return order.zero_bubble
+    return "gpipe" if order.schedule == "gpipe" else None
 
 
 @lru_cache(maxsize=8)

@@ -59,7 +59,10 @@ def overlaps_experts(parallelism: Parallelism, plan: ParallelPlan, *, every_chun
 
 
 def schedule(parallelism: Parallelism, plan: ParallelPlan, chunks: int, *, overlap_b_f: bool) -> Iterator[Call]:
-    """1F1B where a rank has one chunk and nothing overlaps: interleaved would keep almost twice as many activations."""
+    """1F1B where a rank has one chunk and nothing overlaps: interleaved would keep almost twice as many activations.
+
+    GPipe where the file asks for it; neither of the two takes arguments about overlap.
+    """
     overlap_p2p = parallelism.pipeline_parallel_overlap_p2p
     interleaved = chunks > 1 or overlap_p2p or overlap_b_f
     keywords: dict[str, Any] = {}
@@ -69,10 +72,11 @@ def schedule(parallelism: Parallelism, plan: ParallelPlan, chunks: int, *, overl
             "overlap_b_f": overlap_b_f,
             "p2p_transport": parallelism.pipeline_parallel_p2p_transport,
         }
+    name = "ScheduleGPipe" if plan.schedule == "gpipe" else "Schedule1F1B"
     yield Call(
-        Name(f"{_SCHEDULES}.{'ScheduleInterleaved1F1B' if interleaved else 'Schedule1F1B'}"),
+        Name(f"{_SCHEDULES}.{'ScheduleInterleaved1F1B' if interleaved else name}"),
         ([Use(f"stage_{chunk}") for chunk in range(chunks)], plan.num_accumulation_steps),
         keywords,
         result="schedule",
-        why="" if interleaved else "1F1B takes no arguments about overlap",
+        why="" if interleaved else f"{name.removeprefix('Schedule')} takes no arguments about overlap",
     )

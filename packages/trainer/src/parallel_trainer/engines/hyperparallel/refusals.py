@@ -66,6 +66,10 @@ def _pipeline(config: TrainConfig, plan: ParallelPlan) -> Iterator[Problem]:
         rule = f"must be none {_WITH}: it has GPipe, 1F1B and interleaved 1F1B"
         path = "parallelism.pipeline_parallel_zero_bubble"
         yield refuse(path, plan.zero_bubble, rule, "Use none, or --engine native.")
+    if plan.schedule == "gpipe" and config.parallelism.pipeline_parallel_overlap_p2p:
+        rule = f"must be false with pipeline_parallel_schedule gpipe {_WITH}, whose GPipe cannot overlap transfers"
+        path = "parallelism.pipeline_parallel_overlap_p2p"
+        yield refuse(path, True, rule, "Use false, pipeline_parallel_schedule 1f1b, or --engine native.")
     if config.model.num_nextn_predict_layers:
         rule = f"must be 0 with pipeline_parallel {plan.pp} {_WITH}: the first stage's embedding is used on the last"
         value = config.model.num_nextn_predict_layers
