@@ -86,7 +86,7 @@ def train(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Links lead somewhere, scenario files are valid."""
+    """Links lead somewhere, scenario files are valid, the reference of fields is today's."""
     install(session, "parallel-config")
     session.run("python", "tools/check_docs.py")
 

@@ -1,4 +1,4 @@
-"""Keep the documentation true: links lead somewhere, scenario files are valid."""
+"""Keep the documentation true: links lead somewhere, scenario files are valid, the reference of fields is today's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 from parallel_config import ConfigError, load, plan
+from parallel_config.reference import markdown
 
 ROOT = Path(__file__).parents[1]
 # By how many ranks a scenario can be planned; each file in docs/scenarios must be named here but for those of the
@@ -47,11 +48,20 @@ def invalid_scenarios() -> list[str]:
     return found
 
 
+def old_reference() -> list[str]:
+    """Whether docs/fields.md is what the schema declares."""
+    page = ROOT / "docs" / "fields.md"
+    if page.read_text(encoding="utf-8") == markdown():
+        return []
+    return ["docs/fields.md is not what the schema declares: parallel-config fields --markdown > docs/fields.md"]
+
+
 def main() -> int:
     """Print what is wrong; exit code 1 if anything is."""
     warnings.simplefilter("ignore")  # a scenario may use extensions, which warn
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
-    problems = [problem for page in pages for problem in broken_links(page)] + invalid_scenarios()
+    problems = [problem for page in pages for problem in broken_links(page)]
+    problems += invalid_scenarios() + old_reference()
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{len(pages)} pages and {len(FILES)} scenarios checked")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from parallel_config import loads
+from parallel_config import fields_without_effect, loads
 from parallel_config.schema.model import MODEL_DEFAULTS
 from parallel_trainer.models.config import (
     CONFIGS,
@@ -17,7 +17,6 @@ from parallel_trainer.models.config import (
     model_config,
 )
 from parallel_trainer.models.rope import Yarn, frequencies
-from parallel_trainer.support import fields_without_effect
 
 SIZES = {
     "vocab_size": 64,

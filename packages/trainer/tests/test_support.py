@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from parallel_config import ConfigError, ConfigWarning, loads
+from parallel_config import ConfigError, ConfigWarning, fields_without_effect, loads
 from parallel_trainer.errors import UserError
 from parallel_trainer.precision import MixedPrecision, ascend_precision, compute_dtype
-from parallel_trainer.support import fields_without_effect, refusals
+from parallel_trainer.support import refusals
 
 MODEL = """
 model:

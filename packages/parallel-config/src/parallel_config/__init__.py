@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parallel_config.document import Document
+from parallel_config.effects import fields_without_effect
 from parallel_config.explain import Explanation, explain
 from parallel_config.loading import load, loads
 from parallel_config.notices import inert_fields
@@ -26,6 +27,7 @@ __all__ = [
     "TrainConfig",
     "UnsupportedConfigError",
     "explain",
+    "fields_without_effect",
     "inert_fields",
     "load",
     "loads",

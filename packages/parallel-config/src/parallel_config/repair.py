@@ -110,7 +110,10 @@ def _search(document: Document, problems: tuple[Problem, ...], world_size: int |
                 continue
             seen.add(key)
             examined += 1
-            left = examine(_edited(document, candidate), world_size).problems
+            edited = _edited(document, candidate)
+            if not edited.values:
+                continue  # an empty file is refused, too
+            left = examine(edited, world_size).problems
             cost = sum(_cost(edit, values) for edit in candidate)
             if left:
                 heapq.heappush(queue, (cost + len(left), next(order), candidate, left))

@@ -11,9 +11,28 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from parallel_config.problems import show
+
 Range = tuple[int, int]
 
-_PIECE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
+_RANGE = re.compile(r"(\d+)(?:\s*-\s*(\d+))?", re.ASCII)
+_DIGITS = 9
+
+
+class BadRange(ValueError):
+    """A text that names no layers; its message is the rule it breaks."""
+
+
+def parse_range(text: str) -> Range:
+    """The first and last layer of "n" or "a-b", which may run downwards. Raises `BadRange`."""
+    text = text.strip()
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise BadRange(f"must list layers as n or a-b, and '{text}' is neither")
+    first, last = match[1], match[2] or match[1]
+    if max(len(first.lstrip("0")), len(last.lstrip("0"))) > _DIGITS:
+        raise BadRange(f"must list layers of at most {_DIGITS} digits, and no model has as many as {show(text)}")
+    return int(first[-_DIGITS:]), int(last[-_DIGITS:])
 
 
 def stage_ranks(pp: int, chunks: int, zero_bubble: str) -> tuple[int, ...]:
@@ -69,10 +88,10 @@ def parse_ranges(item: str, index: int) -> list[Range]:
     pieces = [piece.strip() for piece in item.split(",")]
     ranges = []
     for piece in pieces:
-        match = _PIECE.fullmatch(piece)
-        if match is None:
-            raise BadItem(index, f"must list layers as n or a-b, and '{piece}' is neither")
-        first, last = int(match[1]), int(match[2] or match[1])
+        try:
+            first, last = parse_range(piece)
+        except BadRange as bad:
+            raise BadItem(index, str(bad)) from None
         if first > last:
             raise BadItem(index, f"must list ranges upwards, and {piece} runs from {first} down to {last}")
         ranges.append((first, last))

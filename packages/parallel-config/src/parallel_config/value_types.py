@@ -252,7 +252,9 @@ def _section_hook(cls: Any, strict: cattrs.Converter) -> _Hook:
 
     def hook(value: Any, _: Any) -> Any:
         if value is None:
-            raise NotSection(cls, "is empty, and a section has fields", "Write its fields below it, or remove it.")
+            raise NotSection(
+                cls, "is empty, and a section has fields", "Write its fields below it, or {} for none.", ({},)
+            )
         if not isinstance(value, Mapping):
             fields = _without_space(value)
             if fields:

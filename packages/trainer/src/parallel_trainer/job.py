@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 from attrs import asdict, evolve, frozen
-from parallel_config import ParallelPlan, TrainConfig, plan, written_fields
+from parallel_config import ParallelPlan, TrainConfig, fields_without_effect, plan, written_fields
 
 from parallel_trainer.data.gpt_dataset import Dataset
 from parallel_trainer.data.held_out import HeldOut
@@ -18,7 +18,7 @@ from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.optim.schedules import Schedule, build_schedule
 from parallel_trainer.precision import MixedPrecision, ascend_precision, compute_dtype
 from parallel_trainer.report.experts import watched_layers
-from parallel_trainer.support import fields_without_effect, refusals
+from parallel_trainer.support import refusals
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ def prepare(
     notes = [] if note is None else [note]
     ignored = fields_without_effect(config, engine)
     if ignored:
-        notes.append(f"The file sets fields that have no effect here: {', '.join(ignored)}.")
+        notes.append(f"The file sets fields that have no effect with engine {engine}: {', '.join(ignored)}.")
     if engine == "hyperparallel":
         notes += run_notes(config, parallel_plan)
     return Job(config, parallel_plan, model, device, chosen, schedule, dataset, watched or (), tuple(notes), held_out)

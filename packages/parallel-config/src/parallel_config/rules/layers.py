@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from parallel_config.problems import Edit, Problem, show
 from parallel_config.rules.degrees import set_each
 from parallel_config.rules.engine import Facts, rule
-
-_SPEC = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+from parallel_config.stages import BadRange, parse_range
 
 
 def _last_layer(facts: Facts) -> int | None:
@@ -20,11 +19,11 @@ def _last_layer(facts: Facts) -> int | None:
 def _faults(specs: Iterable[str], last: int | None) -> Iterator[str]:
     previous = -1
     for spec in specs:
-        match = _SPEC.fullmatch(spec)
-        if match is None:
-            yield f"must list layers as n or a-b, and '{spec}' is neither"
+        try:
+            start, end = parse_range(spec)
+        except BadRange as bad:
+            yield str(bad)
             continue
-        start, end = int(match[1]), int(match[2] or match[1])
         if start > end or start <= previous:
             yield f"must list layers upwards, and {spec} does not start above {max(previous, end)}"
         elif last is not None and end > last:
@@ -44,7 +43,10 @@ def _check(facts: Facts, path: str, specs: Iterable[str]) -> Iterator[Problem]:
 
 def _in_order(specs: Iterable[str], last: int | None) -> list[str]:
     """The specs that can be read, upwards, those that overlap as one, cut at the last layer."""
-    pairs = [(int(match[1]), int(match[2] or match[1])) for match in map(_SPEC.fullmatch, specs) if match]
+    pairs = []
+    for spec in specs:
+        with suppress(BadRange):
+            pairs.append(parse_range(spec))
     ranges: list[tuple[int, int]] = []
     for start, end in sorted((min(pair), max(pair)) for pair in pairs):
         if last is not None and start > last:

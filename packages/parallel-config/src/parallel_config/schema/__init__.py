@@ -49,7 +49,7 @@ class TrainConfig:
     profiler: Profiler = Factory(Profiler)
     context: Context = Factory(Context)
     lora_config: LoraConfig = Factory(LoraConfig)
-    run_mode: str = setting("train", options=("train", "predict"))
+    run_mode: str = setting("train", options=("train", "predict"), about="What the file is for; these programs train.")
     inference: Inference = Factory(Inference)
     extensions: Extensions = Factory(Extensions)
     source: Document = field(factory=lambda: Document(filename=None), eq=False, repr=False)

@@ -11,4 +11,8 @@ from parallel_config.schema.setting import setting
 class Extensions:
     """`engine` says what trains: this project itself (native), or HyperParallel, to whose calls it maps the plan."""
 
-    engine: str = setting("native", options=("native", "hyperparallel"))
+    engine: str = setting(
+        "native",
+        options=("native", "hyperparallel"),
+        about="What trains: this project itself, or HyperParallel, to whose calls it maps the plan.",
+    )

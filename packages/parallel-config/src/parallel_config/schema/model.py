@@ -7,8 +7,10 @@ from typing import Any
 
 from attrs import Factory, evolve, frozen
 
-from parallel_config.schema.setting import setting
+from parallel_config.schema.setting import NOWHERE, setting
 
+_QWEN, _QWEN_MOE, _DEEPSEEK = ("qwen3", "qwen3_moe"), ("qwen3_moe",), ("deepseek_v3",)
+_EXPERTS = ("qwen3_moe", "deepseek_v3")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -20,70 +22,130 @@ class Model:
     keys are kept in `extra`. Qwen3-MoE calls its experts num_experts, DeepSeek-V3 n_routed_experts.
     """
 
-    model_type: str | None = None
-    architectures: str | None = None
+    model_type: str | None = setting(None, about="Which model: qwen3, qwen3_moe or deepseek_v3.")
+    architectures: str | None = setting(None, about="The model's class, as Hugging Face names it.")
 
-    vocab_size: int | None = setting(None, minimum=1)
-    seq_length: int | None = setting(None, minimum=1)
-    hidden_size: int | None = setting(None, minimum=1)
-    intermediate_size: int | None = setting(None, minimum=1)
-    num_hidden_layers: int | None = setting(None, minimum=1, maximum=100_000)
-    num_attention_heads: int | None = setting(None, minimum=1)
-    num_key_value_heads: int | None = setting(None, minimum=1)
-    head_dim: int | None = setting(None, minimum=1)
-    max_position_embeddings: int | None = setting(None, minimum=1)
-    hidden_act: str | None = setting(None, options=("silu", "gelu", "fusedswiglu"))
-    rms_norm_eps: float | None = setting(None, minimum=0)
-    initializer_range: float | None = setting(None, minimum=0)
-    tie_word_embeddings: bool | None = None
-    rope_theta: float | None = setting(None, above=0)
-    rope_scaling: dict[str, Any] | None = None
-    attention_bias: bool | None = None
-    attention_dropout: float | None = setting(None, minimum=0, below=1)
-    normalization: str | None = None
-    add_bias_linear: bool | None = None
-    gated_linear_unit: bool | None = None
+    vocab_size: int | None = setting(None, minimum=1, about="Rows of the embedding.")
+    seq_length: int | None = setting(None, minimum=1, about="Tokens of a sample.")
+    hidden_size: int | None = setting(None, minimum=1, about="Width of the hidden states.")
+    intermediate_size: int | None = setting(None, minimum=1, about="Inner width of a dense feed-forward part.")
+    num_hidden_layers: int | None = setting(None, minimum=1, maximum=100_000, about="Layers.")
+    num_attention_heads: int | None = setting(None, minimum=1, about="Heads of queries.")
+    num_key_value_heads: int | None = setting(None, minimum=1, about="Heads of keys and values.", models=_QWEN)
+    head_dim: int | None = setting(None, minimum=1, about="Width of a head.", models=_QWEN)
+    max_position_embeddings: int | None = setting(None, minimum=1, about="Longest sequence; for YaRN the original one.")
+    hidden_act: str | None = setting(
+        None,
+        options=("silu", "gelu", "fusedswiglu"),
+        about="Activation of feed-forward parts; silu alone is implemented.",
+    )
+    rms_norm_eps: float | None = setting(None, minimum=0, about="Added to the mean square in norms.")
+    initializer_range: float | None = setting(None, minimum=0, about="Standard deviation of initial weights.")
+    tie_word_embeddings: bool | None = setting(None, about="Use the embedding as the output table, too.")
+    rope_theta: float | None = setting(None, above=0, about="Base of the rotary frequencies.")
+    rope_scaling: dict[str, Any] | None = setting(None, about="How rotary frequencies are stretched: YaRN or nothing.")
+    attention_bias: bool | None = setting(None, about="Biases in the projections of attention.")
+    attention_dropout: float | None = setting(
+        None, minimum=0, below=1, about="Dropout in attention; 0 alone is implemented."
+    )
+    normalization: str | None = setting(None, about="Kind of norm; RMSNorm alone is implemented.")
+    add_bias_linear: bool | None = setting(None, about="Biases in linear layers; false alone is implemented.")
+    gated_linear_unit: bool | None = setting(None, about="Gated feed-forward parts; true alone is implemented.")
 
-    multi_latent_attention: bool | None = None
-    q_lora_rank: int | None = setting(None, minimum=0)
-    kv_lora_rank: int | None = setting(None, minimum=1)
-    qk_nope_head_dim: int | None = setting(None, minimum=1)
-    qk_rope_head_dim: int | None = setting(None, minimum=1)
-    v_head_dim: int | None = setting(None, minimum=1)
+    multi_latent_attention: bool | None = setting(
+        None, about="Latent attention, which DeepSeek-V3 has and Qwen3 has not."
+    )
+    q_lora_rank: int | None = setting(
+        None, minimum=0, about="Rank of the queries' projection; null or 0: none.", models=_DEEPSEEK
+    )
+    kv_lora_rank: int | None = setting(
+        None, minimum=1, about="Rank of the latent that keys and values come from.", models=_DEEPSEEK
+    )
+    qk_nope_head_dim: int | None = setting(
+        None, minimum=1, about="Width of a head's part without rotary embedding.", models=_DEEPSEEK
+    )
+    qk_rope_head_dim: int | None = setting(
+        None, minimum=1, about="Width of a head's part with rotary embedding.", models=_DEEPSEEK
+    )
+    v_head_dim: int | None = setting(None, minimum=1, about="Width of a value head.", models=_DEEPSEEK)
 
-    n_routed_experts: int | None = setting(None, minimum=1)
-    num_experts: int | None = setting(None, minimum=1)
-    num_experts_per_tok: int | None = setting(None, minimum=1)
-    n_shared_experts: int | None = setting(None, minimum=0)
-    moe_intermediate_size: int | None = setting(None, minimum=1)
-    first_k_dense_replace: int | None = setting(None, minimum=0)
-    moe_layer_freq: int | None = setting(None, minimum=1)
-    decoder_sparse_step: int | None = setting(None, minimum=1)
-    mlp_only_layers: tuple[int, ...] | None = None
-    n_group: int | None = setting(None, minimum=1)
-    topk_group: int | None = setting(None, minimum=1)
-    routed_scaling_factor: float | None = None
-    norm_topk_prob: bool | None = None
-    moe_router_enable_expert_bias: bool | None = None
-    moe_router_bias_update_rate: float | None = setting(None, minimum=0)
-    moe_router_load_balancing_type: str | None = None
-    moe_aux_loss_coeff: float | None = setting(None, minimum=0)
-    num_nextn_predict_layers: int | None = setting(None, minimum=0, maximum=1)
-    mtp_loss_scaling_factor: float | None = setting(None, minimum=0)
+    n_routed_experts: int | None = setting(
+        None, minimum=1, about="Experts of a layer, as DeepSeek-V3 calls them.", models=("qwen3", "deepseek_v3")
+    )
+    num_experts: int | None = setting(
+        None, minimum=1, about="Experts of a layer, as Qwen3-MoE calls them.", models=_QWEN
+    )
+    num_experts_per_tok: int | None = setting(
+        None, minimum=1, about="Experts that each token goes to.", models=_EXPERTS
+    )
+    n_shared_experts: int | None = setting(None, minimum=0, about="Experts that all tokens go to.")
+    moe_intermediate_size: int | None = setting(None, minimum=1, about="Inner width of an expert.", models=_EXPERTS)
+    first_k_dense_replace: int | None = setting(
+        None, minimum=0, about="Layers at the beginning without experts.", models=_EXPERTS
+    )
+    moe_layer_freq: int | None = setting(None, minimum=1, about="Every so manieth layer has experts.", models=_EXPERTS)
+    decoder_sparse_step: int | None = setting(
+        None, minimum=1, about="Every so manieth layer has experts.", models=_QWEN_MOE
+    )
+    mlp_only_layers: tuple[int, ...] | None = setting(None, about="Layers without experts.", models=_QWEN_MOE)
+    n_group: int | None = setting(
+        None, minimum=1, about="Groups of experts, of which a token sees some.", models=_EXPERTS
+    )
+    topk_group: int | None = setting(None, minimum=1, about="Groups that a token sees.", models=_EXPERTS)
+    routed_scaling_factor: float | None = setting(
+        None, about="What the weights of experts are multiplied by.", models=_EXPERTS
+    )
+    norm_topk_prob: bool | None = setting(
+        None, about="Let the weights of a token's experts add up to 1.", models=_EXPERTS
+    )
+    moe_router_enable_expert_bias: bool | None = setting(
+        None, about="Choose experts with a bias that evens their loads.", models=_EXPERTS
+    )
+    moe_router_bias_update_rate: float | None = setting(
+        None, minimum=0, about="How far that bias moves in a step.", models=_DEEPSEEK
+    )
+    moe_router_load_balancing_type: str | None = setting(
+        None, about="Which auxiliary loss evens the loads of experts.", models=_EXPERTS
+    )
+    moe_aux_loss_coeff: float | None = setting(
+        None, minimum=0, about="What that loss is multiplied by; 0: no such loss.", models=_EXPERTS
+    )
+    num_nextn_predict_layers: int | None = setting(
+        None, minimum=0, maximum=1, about="Layers that predict one token further: 0 or 1."
+    )
+    mtp_loss_scaling_factor: float | None = setting(
+        None, minimum=0, about="What the loss of the further prediction is multiplied by.", models=_DEEPSEEK
+    )
 
-    use_flash_attention: bool | None = None
-    apply_rope_fusion: bool | None = None
-    use_attn_mask_compression: bool | None = None
-    use_eod_attn_mask_compression: bool | None = None
-    chunk_loss_num: int | None = setting(None, minimum=0)
-    calculate_per_token_loss: bool | None = None
-    params_dtype: str | None = setting(None, options=_DTYPES)
-    compute_dtype: str | None = setting(None, options=_DTYPES)
-    layernorm_compute_dtype: str | None = setting(None, options=_DTYPES)
-    softmax_compute_dtype: str | None = setting(None, options=_DTYPES)
-    rotary_dtype: str | None = setting(None, options=_DTYPES)
-    pad_token_id: int | None = None
-    ignore_token_id: int | None = None
+    use_flash_attention: bool | None = setting(None, about="Attention without the square of scores; always so here.")
+    apply_rope_fusion: bool | None = setting(None, about="Fuse the rotary embedding.", acts=NOWHERE)
+    use_attn_mask_compression: bool | None = setting(
+        None, about="Causal mask in compressed form; masks are always held so here."
+    )
+    use_eod_attn_mask_compression: bool | None = setting(
+        None, about="Mask of packed documents in compressed form; follows the dataset's create_compressed_eod_mask."
+    )
+    chunk_loss_num: int | None = setting(None, minimum=0, about="Compute the loss in so many pieces.", acts=NOWHERE)
+    calculate_per_token_loss: bool | None = setting(
+        None, about="Average over the valid tokens of the global batch, as this project always does."
+    )
+    params_dtype: str | None = setting(None, options=_DTYPES, about="Type of the weights that the optimizer updates.")
+    compute_dtype: str | None = setting(
+        None, options=_DTYPES, about="Type that the model computes in; on CPU ranks float32 or float64."
+    )
+    layernorm_compute_dtype: str | None = setting(
+        None, options=_DTYPES, about="Type that norms compute in.", acts=NOWHERE
+    )
+    softmax_compute_dtype: str | None = setting(
+        None, options=_DTYPES, about="Type that the softmax computes in.", acts=NOWHERE
+    )
+    rotary_dtype: str | None = setting(
+        None, options=_DTYPES, about="Type that rotary embedding computes in.", acts=NOWHERE
+    )
+    pad_token_id: int | None = setting(None, about="The token that fills rows, which the exported config.json names.")
+    ignore_token_id: int | None = setting(
+        None, about="The label that does not count; here loss_mask alone decides.", acts=NOWHERE
+    )
     extra: dict[str, Any] = Factory(dict)
 
     @property
@@ -197,14 +259,36 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 not have in dynamic-graph mode, Hugging Face's sizes with the head size of the published checkpoints."""
 
 
+_EVERY_MODEL = (
+    *("add_qkv_bias", "hidden_dropout", "partial_rotary_factor", "qk_layernorm", "use_sliding_window"),
+    *("position_embedding_type", "scaling_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+)
+_EVERY_ROUTER = ("moe_expert_capacity_factor", "moe_router_force_expert_balance", "moe_z_loss_coeff", "scoring_func")
+
+MODEL_EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "qwen3": (*_EVERY_MODEL, "use_qk_norm"),
+    "qwen3_moe": (
+        *_EVERY_MODEL,
+        *_EVERY_ROUTER,
+        *("use_qk_norm", "router_aux_loss_coef", "shared_expert_intermediate_size"),
+    ),
+    "deepseek_v3": (
+        *_EVERY_MODEL,
+        *_EVERY_ROUTER,
+        *("topk_method", "rope_interleave", "moe_shared_expert_intermediate_size"),
+    ),
+}
+"""Per model type, the keys beyond the fields above that it acts on, be it by refusing other values than its own."""
+
+
 @frozen
 class LoraConfig:
-    """Low-rank adapters; `target_modules` is a regular expression over module names."""
+    """Low-rank adapters, which nothing trains yet: a run refuses the section."""
 
-    target_modules: str = ""
-    exclude_layers: tuple[str, ...] | None = None
-    lora_rank: int = setting(8, minimum=1)
-    lora_alpha: float = setting(16, above=0)
-    lora_dropout: float = setting(0.0, minimum=0, below=1)
-    lora_a_std: float = setting(0.01, minimum=0)
-    lora_b_std: float = setting(0.0, minimum=0)
+    target_modules: str = setting("", about="Modules that get adapters, as a regular expression.", acts=NOWHERE)
+    exclude_layers: tuple[str, ...] | None = setting(None, about="Layers without adapters.", acts=NOWHERE)
+    lora_rank: int = setting(8, minimum=1, about="Rank of an adapter.", acts=NOWHERE)
+    lora_alpha: float = setting(16, above=0, about="An adapter is multiplied by lora_alpha / lora_rank.", acts=NOWHERE)
+    lora_dropout: float = setting(0.0, minimum=0, below=1, about="Dropout before an adapter.", acts=NOWHERE)
+    lora_a_std: float = setting(0.01, minimum=0, about="Standard deviation of an adapter's first matrix.", acts=NOWHERE)
+    lora_b_std: float = setting(0.0, minimum=0, about="Standard deviation of an adapter's second matrix.", acts=NOWHERE)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import Factory, field, frozen
+from attrs import Factory, frozen
 
-from parallel_config.schema.setting import NewtonSchulz, setting
+from parallel_config.schema.setting import NOWHERE, NewtonSchulz, setting
 
 
 @frozen
@@ -16,28 +16,38 @@ class Optimizer:
     `ns_coefficients` is one triple for all `ns_steps`, or segments [[a, b, c], steps], whose steps count instead.
     """
 
-    type: str = setting("AdamW", options=("AdamW", "Muon"))
-    betas: tuple[float, ...] = (0.9, 0.95)
-    eps: float = setting(1e-8, minimum=0)
-    weight_decay: float = setting(0.01, minimum=0)
-    weight_decay_include: tuple[str, ...] | None = None
-    weight_decay_exclude: tuple[str, ...] | None = None
+    type: str = setting("AdamW", options=("AdamW", "Muon"), about="Which optimizer; AdamW alone is implemented.")
+    betas: tuple[float, ...] = setting((0.9, 0.95), about="Averaging factors of the first and second moment.")
+    eps: float = setting(1e-8, minimum=0, about="Added to the root of the second moment.")
+    weight_decay: float = setting(0.01, minimum=0, about="How fast weights decay, in units of the learning rate.")
+    weight_decay_include: tuple[str, ...] | None = setting(
+        None, about="Weights that decay: names, parts of names or patterns; stronger than exclude."
+    )
+    weight_decay_exclude: tuple[str, ...] | None = setting(
+        None, about="Weights that do not decay, by the same kind of rules."
+    )
 
-    use_fused: bool = False
-    enable_fused_opt: bool = False
-    amsgrad: bool = False
-    maximize: bool = False
-    enable_cpu_offload: bool = False
+    use_fused: bool = setting(False, about="Use a fused operator.", acts=NOWHERE)
+    enable_fused_opt: bool = setting(False, about="Use a fused operator.", acts=NOWHERE)
+    amsgrad: bool = setting(False, about="Divide by the largest second moment; only false is accepted yet.")
+    maximize: bool = setting(False, about="Go uphill; only false is accepted yet.")
+    enable_cpu_offload: bool = setting(False, about="Not a switch; parallelism.cpu_offload is.")
 
-    momentum: float = setting(0.95, minimum=0, below=1)
-    nesterov: bool = True
-    ns_steps: int = setting(5, minimum=1)
-    ns_coefficients: NewtonSchulz = field(default=NewtonSchulz((3.4445, -4.775, 2.0315)))
-    adamw_betas: tuple[float, ...] = (0.95, 0.95)
-    adamw_include: tuple[str, ...] | None = None
-    qk_clip_enabled: bool = True
-    qk_clip_threshold: float = setting(100.0, above=0)
-    comm_strategy: str = setting("allgather", options=("allgather", "allgather_deredundency"))
+    momentum: float = setting(0.95, minimum=0, below=1, about="Muon's momentum.", acts=NOWHERE)
+    nesterov: bool = setting(True, about="Muon's Nesterov momentum.", acts=NOWHERE)
+    ns_steps: int = setting(5, minimum=1, about="Muon's Newton-Schulz steps.", acts=NOWHERE)
+    ns_coefficients: NewtonSchulz = setting(
+        NewtonSchulz((3.4445, -4.775, 2.0315)), about="Muon's Newton-Schulz coefficients.", acts=NOWHERE
+    )
+    adamw_betas: tuple[float, ...] = setting(
+        (0.95, 0.95), about="Averaging factors of weights that Muon leaves to AdamW.", acts=NOWHERE
+    )
+    adamw_include: tuple[str, ...] | None = setting(None, about="Weights that Muon leaves to AdamW.", acts=NOWHERE)
+    qk_clip_enabled: bool = setting(True, about="Muon's clipping of queries and keys.", acts=NOWHERE)
+    qk_clip_threshold: float = setting(100.0, above=0, about="From which logit on Muon clips.", acts=NOWHERE)
+    comm_strategy: str = setting(
+        "allgather", options=("allgather", "allgather_deredundency"), about="How Muon gathers matrices.", acts=NOWHERE
+    )
     extra: dict[str, Any] = Factory(dict)
 
 
@@ -59,13 +69,15 @@ SCHEDULES = (
 class LrScheduler:
     """The learning rate over the steps. `warmup_ratio` wins over `warmup_steps`."""
 
-    type: str | None = setting(None, options=SCHEDULES)
-    learning_rate: float = setting(1e-5, minimum=0)
-    warmup_steps: int | None = setting(None, minimum=0)
-    warmup_ratio: float | None = setting(None, minimum=0, maximum=1)
-    warmup_lr_init: float = setting(0.0, minimum=0)
-    lr_end: float | None = setting(None, minimum=0)
-    decay_steps: int | None = setting(None, minimum=1)
-    decay_start_steps: int | None = setting(None, minimum=0)
-    total_steps: int | None = setting(None, reserved=True)
+    type: str | None = setting(None, options=SCHEDULES, about="Which schedule.")
+    learning_rate: float = setting(1e-5, minimum=0, about="The largest learning rate.")
+    warmup_steps: int | None = setting(None, minimum=0, about="Steps over which the rate rises.")
+    warmup_ratio: float | None = setting(
+        None, minimum=0, maximum=1, about="The same as a part of training.steps; stronger than warmup_steps."
+    )
+    warmup_lr_init: float = setting(0.0, minimum=0, about="The rate that warm-up begins with.")
+    lr_end: float | None = setting(None, minimum=0, about="The rate at the end.")
+    decay_steps: int | None = setting(None, minimum=1, about="Step from which on the rate is lr_end.")
+    decay_start_steps: int | None = setting(None, minimum=0, about="Step at which a stable rate begins to fall.")
+    total_steps: int | None = setting(None, reserved=True, about="Always training.steps.")
     extra: dict[str, Any] = Factory(dict)

@@ -1,7 +1,8 @@
-"""How a field of the schema is declared: its default, the values it takes, and whether anything reads it."""
+"""How a field of the schema is declared: its default, the values it takes, what it means and what acts on it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NewType
 
 from attrs import Attribute, field, frozen
@@ -15,6 +16,16 @@ LayerText = NewType("LayerText", str)
 
 NewtonSchulz = NewType("NewtonSchulz", tuple[Any, ...])
 """Coefficients of Muon's Newton-Schulz iteration: (a, b, c) for all steps, or segments ((a, b, c), steps), …"""
+
+
+ENGINES = ("native", "hyperparallel")
+"""What trains a plan: this project itself, or HyperParallel, to whose calls it maps the plan."""
+
+NATIVE, HYPERPARALLEL, NOWHERE = frozenset({"native"}), frozenset({"hyperparallel"}), frozenset[str]()
+"""Engines that act on a field: they do what it asks for, or refuse it in words."""
+
+MODEL_TYPES = ("qwen3", "qwen3_moe", "deepseek_v3")
+"""The models that exist here."""
 
 
 @frozen
@@ -93,21 +104,37 @@ def setting(
     fold_case: bool = False,
     unsupported: bool = False,
     reserved: bool = False,
+    converter: Callable[[Any], Any] | None = None,
+    about: str,
+    acts: frozenset[str] = frozenset(ENGINES),
+    models: tuple[str, ...] = MODEL_TYPES,
 ) -> Any:
-    """A field with its limits.
+    """A field with its limits, its meaning and its effect.
 
     `fold_case` takes options in any case. `unsupported` marks a limit whose other values are known but not
-    offered. `reserved` marks a field that the specification accepts and nothing ever reads.
+    offered. `reserved` marks a field that the specification accepts and nothing ever reads. `about` is one plain
+    sentence on what the field means. `acts` are the engines that act on it, `models` the types of models that do.
     """
     limit = Limit(minimum, above, maximum, below, options, unsupported)
+    effect = Effect(about, NOWHERE if reserved else acts, models, reserved)
     return field(
         default=default,
-        converter=_fold if fold_case else None,
-        metadata={"limit": limit if limit != _UNLIMITED else None, "reserved": reserved},
+        converter=_fold if fold_case else converter,
+        metadata={"limit": limit if limit != _UNLIMITED else None, "effect": effect},
     )
 
 
 _UNLIMITED = Limit()
+
+
+@frozen
+class Effect:
+    """What a field means, and what acts on it."""
+
+    about: str
+    engines: frozenset[str]
+    models: tuple[str, ...]
+    reserved: bool
 
 
 def limit_of(attribute: Attribute[Any]) -> Limit | None:
@@ -116,6 +143,13 @@ def limit_of(attribute: Attribute[Any]) -> Limit | None:
     return limit
 
 
+def effect_of(attribute: Attribute[Any]) -> Effect | None:
+    """What the field was declared to do; None for a section, and for `extra`."""
+    effect: Effect | None = attribute.metadata.get("effect")
+    return effect
+
+
 def is_reserved(attribute: Attribute[Any]) -> bool:
     """Whether the specification reserves the field."""
-    return bool(attribute.metadata.get("reserved"))
+    effect = effect_of(attribute)
+    return effect is not None and effect.reserved
