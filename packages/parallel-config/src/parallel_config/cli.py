@@ -1,4 +1,4 @@
-"""The command `parallel-config`: check a file for a number of ranks, and say what fields mean."""
+"""The command `parallel-config`: check a file, say what fields mean, convert files of MindFormers' graph mode."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from parallel_config.document import Document
 from parallel_config.effects import all_fields, fields_without_effect
 from parallel_config.explain import explain
 from parallel_config.loading import examine, read_file
+from parallel_config.migrate import command
 from parallel_config.notices import notices
 from parallel_config.plan import plan, world_size_problems
 from parallel_config.problems import Problem
@@ -97,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     listed.add_argument("path", nargs="?", help="a field or section, such as parallelism.tensor_parallel; default: all")
     listed.add_argument("--markdown", action="store_true", help="print the reference of all fields as a page")
     listed.set_defaults(run=_fields)
+    migrated = commands.add_parser("migrate", help="convert a file of MindFormers' graph mode")
+    command.add_arguments(migrated)
+    migrated.set_defaults(run=command.run)
     return parser
 
 

@@ -16,18 +16,18 @@ NUMBER_WITHOUT_POINT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
 """What is read as a number here, though YAML 1.1 reads it as text."""
 
 
-class _Dumper(_SafeDumper):  # type: ignore[misc]
+class Dumper(_SafeDumper):  # type: ignore[misc]
     """Quotes a text that would be read back as a number."""
 
 
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER_WITHOUT_POINT, list("-+0123456789"))
+Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER_WITHOUT_POINT, list("-+0123456789"))
 
 
 def show(value: Any) -> str:
     """The value as one line of YAML, cut where it would fill the screen."""
     try:
         text: str = yaml.dump(
-            value, Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False
+            value, Dumper=Dumper, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False
         )
     except (yaml.YAMLError, RecursionError, UnicodeError):
         text = repr(value)

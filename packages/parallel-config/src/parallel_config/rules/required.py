@@ -9,7 +9,7 @@ from parallel_config.problems import Problem
 from parallel_config.rules.degrees import set_each
 from parallel_config.rules.engine import Facts, Rule, rule
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -17,11 +17,11 @@ _ARCHITECTURES = {
 
 
 def _architecture(facts: Facts) -> str:
-    return _ARCHITECTURES.get(facts.model.model_type or "", "Qwen3ForCausalLM")
+    return ARCHITECTURES.get(facts.model.model_type or "", "Qwen3ForCausalLM")
 
 
 def _model_type(facts: Facts) -> str:
-    names = {architecture: name for name, architecture in _ARCHITECTURES.items()}
+    names = {architecture: name for name, architecture in ARCHITECTURES.items()}
     return names.get(facts.model.architectures or "", "qwen3")
 
 
