@@ -304,6 +304,7 @@ def test_what_cannot_be_converted_is_refused_for_one_reason_with_its_place(name:
         ({"model__model_config__offset": [1, 0, 0]}, "model.model_config.offset", "a list of 2"),
         ({"model__model_config__offset": [4, -3]}, "model.model_config.offset", "without layers"),
         ({"model__model_config__num_hidden_layers": 7}, "model.model_config.num_hidden_layers", "another name"),
+        ({"model__model_config__tie_word_embeddings": False}, None, "contradicts tie_word_embeddings False"),
         ({"recompute_config__recompute": [1]}, "recompute_config.recompute", "for each stage"),
         ({"runner_config__batch_size": 1.5}, "runner_config.batch_size", "whole number"),
         ({"train_dataset__data_loader__sizes": [10, 0, 0]}, "train_dataset.data_loader.sizes", "there is no step"),

@@ -13,7 +13,7 @@ import re
 import shlex
 from typing import Any
 
-from attrs import fields, frozen, has
+from attrs import evolve, fields, frozen, has
 
 from parallel_config.document import Document
 from parallel_config.likeness import most_alike
@@ -66,8 +66,10 @@ class NamedModel:
 def foreign(document: Document) -> Problem | None:
     """The one problem of a file that is not of the format read here, or of a model that does not exist here."""
     if is_graph_mode(document):
-        return mixed(document) or _graph_mode(document)
-    return _unknown_model(document) or _no_configuration(document)
+        problem: Problem | None = mixed(document) or _graph_mode(document)
+    else:
+        problem = _unknown_model(document) or _no_configuration(document)
+    return problem if problem is None else evolve(problem, mendable=False)
 
 
 def is_graph_mode(document: Document) -> bool:

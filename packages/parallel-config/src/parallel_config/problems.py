@@ -65,7 +65,8 @@ class Problem:
     """One fault, in four parts: what, its value, the rule with its numbers, and what would work.
 
     `path` is the field as the file writes it, with dots ("parallelism.tensor_parallel"), empty for the file
-    as a whole. `line` and `column` count from 1; they are None where no file is involved.
+    as a whole. `line` and `column` count from 1; they are None where no file is involved. A problem that is not
+    `mendable` is no slip: edits that remove it would train something else.
     """
 
     path: str
@@ -77,6 +78,7 @@ class Problem:
     column: int | None = None
     fixes: tuple[Fix, ...] = field(default=(), repr=False, eq=False)
     unsupported: bool = field(default=False, repr=False, eq=False)
+    mendable: bool = field(default=True, repr=False, eq=False)
 
     @property
     def where(self) -> str:

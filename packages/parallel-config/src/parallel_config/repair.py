@@ -11,7 +11,6 @@ from typing import Any
 from attrs import evolve, frozen
 
 from parallel_config.document import Document
-from parallel_config.formats import foreign
 from parallel_config.likeness import likeness
 from parallel_config.loading import examine
 from parallel_config.paths import as_keys, get, renamed, with_value, without
@@ -47,9 +46,10 @@ def repairs(document: Document, world_size: int | None) -> tuple[Repair, ...]:
 
     None either for a file of another format, or of a model that does not exist here.
     """
-    if not document.broken and foreign(document) is not None:
+    problems = examine(document, world_size).problems
+    if not all(problem.mendable for problem in problems):
         return ()
-    return tuple(_repairs(document, examine(document, world_size).problems, world_size, _TEXT_ROUNDS))
+    return tuple(_repairs(document, problems, world_size, _TEXT_ROUNDS))
 
 
 def _repairs(document: Document, problems: tuple[Problem, ...], world_size: int | None, rounds: int) -> list[Repair]:

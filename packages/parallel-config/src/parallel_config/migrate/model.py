@@ -64,7 +64,6 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "apply_rope_fusion": ("use_fused_rope",),
     "qk_nope_head_dim": ("qk_head_dim",),
     "qk_rope_head_dim": ("qk_pos_emb_head_dim",),
-    "tie_word_embeddings": ("untie_embeddings_and_output_weights",),
 }
 """By the name here, what MindFormers calls the field as well."""
 
@@ -113,6 +112,7 @@ class HuggingFace:
 
 def model(draft: Draft, model_type: str, completing: HuggingFace | None) -> None:
     """Carry the model's sizes: those that the file writes, then those of config.json, then defaults that differ."""
+    _tied(draft)
     for path in draft.keys(SECTION):
         key = path.removeprefix(f"{SECTION}.")
         name = name_here(key, model_type)
@@ -129,6 +129,21 @@ def model(draft: Draft, model_type: str, completing: HuggingFace | None) -> None
     _defaults(draft, model_type)
 
 
+def _tied(draft: Draft) -> None:
+    """Embedding and head are tied by tie_word_embeddings, or by the opposite of the other field."""
+    tied, apart = f"{SECTION}.tie_word_embeddings", f"{SECTION}.untie_embeddings_and_output_weights"
+    if not draft.has(apart):
+        return
+    other = draft.switch(apart, True)
+    if not draft.has(tied):
+        how = "the opposite of untie_embeddings_and_output_weights"
+        draft.carry(apart, "model.tie_word_embeddings", not other, how)
+    elif draft.switch(tied, not other) == other:
+        draft.refuse(apart, f"contradicts tie_word_embeddings {draft.get(tied)}", "Mend the old file first.")
+    else:
+        draft.leave(apart, "tie_word_embeddings says it")
+
+
 def name_here(key: str, model_type: str) -> str | None:
     """The field of `model` that a key of MindFormers or Hugging Face stands for; None: none."""
     if key in _EXPERTS:
@@ -140,8 +155,6 @@ def name_here(key: str, model_type: str) -> str | None:
 
 def _converted(key: str, name: str, value: Any) -> tuple[Any, str]:
     """The value here, and how it came about where it is another one."""
-    if key == "untie_embeddings_and_output_weights" and isinstance(value, bool):
-        return not value, "the opposite of untie_embeddings_and_output_weights"
     convert, how = _CONVERT.get(name, (None, ""))
     converted = value if convert is None else convert(value)
     return converted, how if converted != value else ""

@@ -44,8 +44,9 @@ def say_errors(command: Callable[[], int]) -> int:
             return int(command())
         except (UserError, ConfigError) as error:
             print(error, file=sys.stderr)
-            if isinstance(error, ConfigError) and error.problems[0].line is not None and launched() is None:
-                file = error.problems[0].file
+            first = error.problems[0] if isinstance(error, ConfigError) else None
+            if first is not None and first.line is not None and first.mendable and launched() is None:
+                file = first.file
                 print(f"For edits that would help: parallel-config check {file} --world-size RANKS", file=sys.stderr)
             let_log_be_shown(launched())
             return 2
