@@ -1,4 +1,4 @@
-"""Files of MindFormers' graph mode, and of models that do not exist here, are refused in one message by each command."""
+"""Files of another format, or of a model that does not exist here, are one message of each command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ DEEPSEEK_V4 = (
         (DEEPSEEK_V4, 3, ["deepseek_v4", "qwen3, qwen3_moe and deepseek_v3"]),
     ],
 )
-@pytest.mark.parametrize("command", [["plan", "--world-size", "8"], ["run", "--nproc", "8"], ["verify", "--nproc", "8"]])
+@pytest.mark.parametrize(
+    "command", [["plan", "--world-size", "8"], ["run", "--nproc", "8"], ["verify", "--nproc", "8"]]
+)
 def test_pub2_yaml_01_one_message_with_its_place(
     command: list[str], text: str, line: int, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
