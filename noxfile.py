@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["nox>=2025.2.9", "uv>=0.5"]
 # ///
-"""Everything a developer or CI runs. `nox` alone: all but train, interop, torch, jax, bench and npu."""
+"""Everything a developer or CI runs. `nox` alone: all but train, interop, migration, torch, jax, bench and npu."""
 
 from __future__ import annotations
 
@@ -101,6 +101,16 @@ def interop(session: nox.Session) -> None:
     """The same weights in Hugging Face's models and in ours: logits, losses and gradients; their folders, both ways."""
     install_with_torch(session)
     session.run("pytest", "packages/trainer/interop_tests", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def migration(session: nox.Session) -> None:
+    """Each YAML file of MindFormers' wheels, converted or refused: what docs/migration.md says. Downloads 4 MB."""
+    session.install("-e", "packages/parallel-config")
+    wheels = Path(session.create_tmp())
+    for version in ("2.0.0", "2.1.0"):
+        session.run("pip", "download", "--quiet", "--no-deps", f"--dest={wheels}", f"mindformers=={version}")
+    session.run("python", "tools/migration_table.py", "--compare", *map(str, sorted(wheels.glob("*.whl"))))
 
 
 @nox.session(venv_backend="venv")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from parallel_config import Document, loads, plan, read
+from parallel_config import Document, plan, read
 from parallel_config.cli import main
+from parallel_config.loading import examine
 from parallel_config.migrate import HuggingFace, Kind, Migration, migrate
 from parallel_config.paths import as_keys, with_value, without
 
@@ -113,7 +114,7 @@ def test_each_file_becomes_one_that_passes_the_check_and_nothing_is_lost(name: s
     assert [item.path for item in migration.left if "not known" in item.why] == (
         ["config.json: brand_new"] if name == "lora" else []
     )
-    plan(loads(migration.text), migration.degrees.world_size)
+    plan(examine(read(migration.text, "new.yaml"), None).config, migration.degrees.world_size)
 
 
 def test_a_dense_model_over_a_pipeline() -> None:
