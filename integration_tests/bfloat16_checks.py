@@ -44,7 +44,7 @@ def bfloat16_plans(communicator: Communicator) -> dict[str, dict[str, list[float
     found = {}
     for case in (case for case in _CASES if case.world == communicator.size):
         config = loads(case.yaml(corpora()))
-        one = _train(Trainer(prepare(on_one_rank(config), 1, dtype="float32"), connect("single")))
+        one = _train(Trainer(prepare(on_one_rank(config, case.world), 1, dtype="float32"), connect("single")))
         with pytest.MonkeyPatch.context() as patch:
             kernels("ascend")
             AscendOperators().install(patch)

@@ -47,12 +47,13 @@ def numbers(trainer: Any) -> Numbers:
 
 def baselines(files: Mapping[str, TrainConfig], communicator: Communicator) -> dict[str, Numbers]:
     """What each file's training is on one rank; files that differ in parallelism alone share it, and ranks the work."""
-    alone = {name: repr(_computed(config)) for name, config in files.items()}
+    one_rank = {name: on_one_rank(config, communicator.size) for name, config in files.items()}
+    alone = {name: repr(_computed(config)) for name, config in one_rank.items()}
     own = {}
     for number, settings in enumerate(dict.fromkeys(alone.values())):
         if number % communicator.size == communicator.rank:
             name = next(name for name, other in alone.items() if other == settings)
-            trainer = Trainer(prepare(on_one_rank(files[name]), 1, dtype="float64"), SingleCommunicator())
+            trainer = Trainer(prepare(one_rank[name], 1, dtype="float64"), SingleCommunicator())
             own[settings] = numbers(trainer)
     found = {settings: of for rank in of_all_ranks(communicator, own) for settings, of in rank.items()}
     return {name: found[settings] for name, settings in alone.items()}

@@ -110,12 +110,12 @@ def takes(engine: str, text: str, world: int) -> bool:
     return True
 
 
-def alone(file: Path) -> Steps:
-    """The steps of a file on one rank, on the CPU, in this process."""
+def alone(file: Path, world: int) -> Steps:
+    """The steps on one rank of a file for `world` ranks, on the CPU, in this process."""
     from parallel_trainer.trainer import Trainer
 
     with warnings.catch_warnings(action="ignore"):
-        trainer = Trainer(prepare(on_one_rank(load(file)), 1, dtype="float32"), connect("single"))
+        trainer = Trainer(prepare(on_one_rank(load(file), world), 1, dtype="float32"), connect("single"))
     results = [trainer.train_step() for _ in range(trainer.job.config.training.steps)]
     return [{name: getattr(result, name) for name in (*LOSSES, "grad_norm")} for result in results]
 
@@ -156,7 +156,7 @@ def _relative(value: float | None, other: float | None) -> float:
 def compare(name: str, file: Path, world: int, device: str, engine: str, allowed: Tolerance) -> bool:
     """Train a file both ways, print a line of the table, and return whether the two are equal within the tolerance."""
     try:
-        one, many = alone(file), together(file, world, device, engine)
+        one, many = alone(file, world), together(file, world, device, engine)
         loss, grad_norm = difference(one, many, LOSSES), difference(one, many, ("grad_norm",))
     except (LaunchFailed, UserError) as error:
         print(f"{'':9}  {'':9}  FAILED     {name}\n{error}", flush=True)

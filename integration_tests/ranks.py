@@ -91,7 +91,7 @@ def scenarios(folder: Path, communicator: Communicator, tasks: Tasks) -> dict[st
     found = {}
     for path in SCENARIOS:
         config = load(path)
-        alone = on_one_rank(config)
+        alone = on_one_rank(config, 8)
         settings = asdict(alone, filter=lambda attribute, _: attribute.name != "source")
         baseline = folder / f"scenario-{sha256(repr(settings).encode()).hexdigest()}"
         if communicator.size > 1:

@@ -193,8 +193,8 @@ def test_every_file_can_be_trained_where_it_is(
 ) -> None:
     """Read from where main is at work, both plans find their corpus and nothing in them is refused on the device."""
 
-    def alone(file: Path) -> Steps:
-        prepare(on_one_rank(load(file)), 1)
+    def alone(file: Path, world: int) -> Steps:
+        prepare(on_one_rank(load(file), world), 1)
         return [{"loss": 1.0, "grad_norm": 1.0}]
 
     def together(file: Path, world: int, device: Device, engine: str) -> Steps:

@@ -123,6 +123,12 @@ class Case:
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
+    def local_batch(self) -> int:
+        """Samples of a rank's micro-batch."""
+        micro_batches = max(self.accumulation, self.model.micro_batches)
+        return self.model.local_batch or self.model.batch // (self.dp_replicate * self.dp_shard * micro_batches)
+
+    @property
     def dimensions(self) -> str:
         """Which kind of plan this is, for the tables."""
         context = [f"{self.method} context parallel"] if self.cp > 1 else []
@@ -185,7 +191,7 @@ class Case:
             schedule=self.schedule,
             tp=self.tp,
             loss_parallel=flag(self.loss_parallel),
-            local_batch=self.model.batch // (self.dp_replicate * self.dp_shard * self.accumulation),
+            local_batch=self.local_batch,
             vocab=VOCAB_SIZE,
             seq=SEQ_LENGTH,
             tied=flag(self.model.tied),

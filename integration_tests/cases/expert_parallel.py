@@ -22,6 +22,19 @@ _MODELS = (
 )
 """Where text is padded, half of all tokens are alike and go to the same few experts."""
 
+_BALANCED = (
+    Model(architecture="deepseek_v3", experts=16, top_k=4, layers=4, balance="aux_loss", local_batch=4),
+    Model(architecture="qwen3_moe", kv_heads=4, layers=4, text="padded", balance="global_aux_loss", micro_batches=3),
+)
+"""Whose auxiliary loss depends on how a batch is cut, and on nothing else of a plan."""
+
+_BALANCED_SPLITS: tuple[dict[str, Any], ...] = (
+    {"dp_shard": 2, "ep": 2},
+    {"tp": 2, "ep": 2},
+    {"cp": 2, "tp": 2, "ep": 2},
+    {"pp": 2, "chunks": 2, "dp_shard": 2, "ep": 2},
+)
+
 # The degrees that share the ranks of experts, and how many of them form a group of experts.
 _SPLITS: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
     ({"dp_shard": 2}, (1, 2)),
@@ -89,3 +102,8 @@ def plans() -> Iterator[Case]:
             model=evolve(_MODELS[-1], layers=4),
         )
     yield Case(dp_shard=2, ep=2, model=evolve(_MODELS[0], dtype="float32"))
+    for model, reduction in zip(_BALANCED, ("sum", "mean"), strict=True):
+        for degrees in _BALANCED_SPLITS:
+            of_rank = model.batch // degrees.get("dp_shard", 1)
+            micro_batches = of_rank // model.local_batch if model.local_batch else model.micro_batches
+            yield Case(**degrees, accumulation=micro_batches, reduction=reduction, model=model)

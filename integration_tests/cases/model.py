@@ -23,6 +23,7 @@ _QWEN3_MOE = """
   num_experts_per_tok: {top_k}
   moe_intermediate_size: 10
   norm_topk_prob: true
+  moe_router_load_balancing_type: {balance}
   moe_aux_loss_coeff: 0.1
 """
 
@@ -47,7 +48,7 @@ _DEEPSEEK_V3 = """
   routed_scaling_factor: 2.5
   moe_router_enable_expert_bias: true
   moe_router_bias_update_rate: 0.02
-  moe_router_load_balancing_type: sub_seq_aux_loss
+  moe_router_load_balancing_type: {balance}
   moe_aux_loss_coeff: 0.1
   num_nextn_predict_layers: {mtp}
   mtp_loss_scaling_factor: 0.3
@@ -62,7 +63,11 @@ a sample is a piece of one document. padded: half of the tokens and more are pad
 
 @frozen
 class Model:
-    """What is trained, whatever the plan: a run on one rank that many plans must equal."""
+    """What is trained, whatever the plan: a run on one rank that many plans must equal.
+
+    local_batch:   samples of a micro-batch, where what is trained depends on them (aux_loss).
+    micro_batches: of each rank in a step, where what is trained depends on them (global_aux_loss).
+    """
 
     dtype: str = "float64"
     tied: bool = False
@@ -75,11 +80,15 @@ class Model:
     experts: int = 8
     top_k: int = 2
     mtp: int = 0
+    balance: str = "sub_seq_aux_loss"
+    local_batch: int | None = None
+    micro_batches: int = 1
 
     @property
     def name(self) -> str:
         parts = [] if self.architecture == "qwen3" else [self.architecture, f"top{self.top_k}of{self.experts}"]
         parts += ["mtp"] if self.mtp else []
+        parts += [] if self.balance == "sub_seq_aux_loss" else [self.balance]
         parts += [self.dtype, "tied" if self.tied else "untied", f"kv{self.kv_heads}", self.text]
         parts += ["bias"] if self.bias else []
         parts += [f"{self.layers}layers-batch{self.batch}"] if (self.layers, self.batch) != (2, GLOBAL_BATCH) else []
@@ -98,6 +107,7 @@ class Model:
                 top_k=self.top_k,
                 groups=min(self.top_k, 2),
                 mtp=self.mtp,
+                balance=self.balance,
             )
         )
 

@@ -272,6 +272,12 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     ),
     # expert parallelism
     (
+        1,
+        f"model: {{{QWEN}, moe_router_load_balancing_type: global_loss}}",
+        "model.moe_router_load_balancing_type",
+        ["global_loss must be none, seq_aux_loss", "Did you mean global_aux_loss?"],
+    ),
+    (
         32,
         (
             "parallelism: {pipeline_parallel: 2, pipeline_parallel_layers_per_stage: auto, expert_parallel: 8,"

@@ -94,6 +94,23 @@ def test_after_the_last_sample_comes_the_first() -> None:
     assert rows.sample_numbers(0).tolist() == [2, 6, 0]
 
 
+@given(step=st.integers(0, 3), local_batch_size=st.sampled_from([1, 2, 3]), data_parallel=st.sampled_from([1, 2, 4]))
+def test_neighbours_are_in_one_micro_batch_for_every_plan(step: int, local_batch_size: int, data_parallel: int) -> None:
+    sizes = {"global_batch_size": 24, "local_batch_size": local_batch_size, "data_parallel": data_parallel}
+    found = [
+        micro_batch
+        for shard in range(data_parallel)
+        for micro_batch in loader(50, neighbours=True, shard_index=shard, **sizes)
+        .sample_numbers(24 * step)
+        .reshape(-1, local_batch_size)
+        .tolist()
+    ]
+    samples = [place % 50 for place in range(24 * step, 24 * step + 24)]
+    assert sorted(found, key=lambda of: samples.index(of[0])) == [
+        samples[first : first + local_batch_size] for first in range(0, 24, local_batch_size)
+    ]
+
+
 def test_shuffling_takes_each_sample_once_in_a_pass_and_otherwise_in_the_next() -> None:
     rows = loader(16, data_parallel=1, shuffle_seed=7)
     passes = [rows.sample_numbers(first).tolist() + rows.sample_numbers(first + 8).tolist() for first in (0, 16)]

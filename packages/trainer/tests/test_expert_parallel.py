@@ -1,4 +1,4 @@
-"""What experts' ranks do besides sending tokens: the auxiliary loss and the routers' biases."""
+"""What experts' ranks do besides sending tokens: counting them, the routers' biases, and what is computed meanwhile."""
 
 from __future__ import annotations
 
@@ -7,75 +7,15 @@ from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
-import pytest
-from attrs import evolve
 from device_mesh import connect
 from late_groups import LateMirror, Note, Noted
-from mindspore import Tensor, mint, nn, ops
+from mindspore import Tensor, nn, ops
 from moe_dispatch import AllToAllDispatcher
-from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
 from parallel_trainer.parallel.expert_parallel import ExpertParallel, update_biases
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
 
 ms.set_device("CPU")
-ROWS, LENGTH, EXPERTS, CHOSEN = 2, 5, 4, 2
-COEFFICIENT = 0.5
-
-
-def loss_by_definition(probabilities: np.ndarray, ids: np.ndarray) -> float:
-    """Mean over sequences of the sum over experts of f·P, token by token."""
-    total = 0.0
-    for row in range(ROWS):
-        tokens = range(row * LENGTH, (row + 1) * LENGTH)
-        for expert in range(EXPERTS):
-            chosen = sum(expert in ids[token] for token in tokens)
-            f = EXPERTS / (CHOSEN * LENGTH) * chosen
-            total += f * sum(probabilities[token, expert] for token in tokens) / LENGTH
-    return COEFFICIENT * total / ROWS
-
-
-class Balanced(nn.Cell):
-    """Weights times 3, with the auxiliary loss of probabilities, which are the second input."""
-
-    def __init__(self, ep: ExpertParallel, ids: np.ndarray, coefficient: float) -> None:
-        super().__init__()
-        self._ep, self._ids, self._coefficient = ep, ids, coefficient
-
-    def construct(self, weights: Tensor, probabilities: Tensor, batch: MicroBatch) -> Tensor:
-        balanced = self._ep.balanced("layer", weights, probabilities, self._ids, batch, self._coefficient)
-        return mint.sum(balanced * 3.0 + 0.0 * mint.sum(probabilities))
-
-
-@pytest.mark.parametrize("divisor", [1, 8])
-def test_gradient_of_the_auxiliary_loss_is_that_of_its_definition(divisor: int) -> None:
-    generator = np.random.default_rng(0)
-    probabilities = generator.random((ROWS * LENGTH, EXPERTS))
-    ids = np.array([generator.permutation(EXPERTS)[:CHOSEN] for _ in range(ROWS * LENGTH)])
-    ep = evolve(ExpertParallel.none(kernels("cpu"), ["layer"], EXPERTS), sequences=ROWS, divisor=divisor)
-    batch = MicroBatch(np.zeros((ROWS, LENGTH), np.int32), np.zeros((ROWS, LENGTH), np.int32))
-    cell = Balanced(ep, ids, COEFFICIENT)
-    cell.set_grad()
-    inputs = (Tensor(np.ones((ROWS * LENGTH, CHOSEN))), Tensor(probabilities), batch)
-    assert cell(*inputs).asnumpy() == 3 * ROWS * LENGTH * CHOSEN
-    d_weights, d_probabilities = ops.GradOperation(get_all=True)(cell)(*inputs)
-    np.testing.assert_array_equal(d_weights.asnumpy(), 3.0)
-    by_differences = np.empty_like(probabilities)
-    for place in np.ndindex(probabilities.shape):
-        moved = probabilities.copy()
-        moved[place] += 1.0  # the loss is linear in the probabilities
-        by_differences[place] = loss_by_definition(moved, ids) - loss_by_definition(probabilities, ids)
-    np.testing.assert_allclose(d_probabilities.asnumpy(), divisor * by_differences, rtol=1e-10)
-    collected = ep.record.collect(connect("single"))
-    assert collected.balance_loss == pytest.approx(loss_by_definition(probabilities, ids), rel=1e-12)
-
-
-def test_without_a_coefficient_nothing_is_balanced() -> None:
-    ep = ExpertParallel.none(kernels("cpu"), ["layer"], EXPERTS)
-    weights = Tensor(np.ones((2, CHOSEN)))
-    batch = MicroBatch(np.zeros((1, 2), np.int32), np.zeros((1, 2), np.int32))
-    ids = np.zeros((2, CHOSEN), np.int64)
-    assert ep.balanced("layer", weights, Tensor(np.ones((2, EXPERTS))), ids, batch, 0.0) is weights
 
 
 def test_tokens_are_counted_by_layer_until_they_are_collected() -> None:

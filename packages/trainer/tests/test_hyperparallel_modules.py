@@ -31,15 +31,16 @@ QWEN = """model_type: qwen3, architectures: Qwen3ForCausalLM, vocab_size: 29, se
     attention_bias: true"""
 QWEN_MOE = """model_type: qwen3_moe, architectures: Qwen3MoeForCausalLM, vocab_size: 29, seq_length: 8, hidden_size: 16,
     intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 4,
-    num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8, norm_topk_prob: true"""
+    num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8, norm_topk_prob: true, moe_aux_loss_coeff: 0.5"""
 DEEPSEEK = """model_type: deepseek_v3, architectures: DeepseekV3ForCausalLM, vocab_size: 29, seq_length: 8,
     hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2, q_lora_rank: 6,
     kv_lora_rank: 4, qk_nope_head_dim: 4, qk_rope_head_dim: 4, v_head_dim: 4, n_routed_experts: 8, n_group: 2,
-    topk_group: 1, num_experts_per_tok: 2, moe_intermediate_size: 8, first_k_dense_replace: 1, n_shared_experts: 1"""
+    topk_group: 1, num_experts_per_tok: 2, moe_intermediate_size: 8, first_k_dense_replace: 1, n_shared_experts: 1,
+    moe_aux_loss_coeff: 0.5"""
 MODELS = {
     "qwen3": QWEN,
-    "qwen3_moe": QWEN_MOE,
-    "deepseek_v3": f"{DEEPSEEK}, num_nextn_predict_layers: 0",
+    "qwen3_moe": f"{QWEN_MOE}, moe_router_load_balancing_type: global_aux_loss",
+    "deepseek_v3": f"{DEEPSEEK}, num_nextn_predict_layers: 0, moe_router_load_balancing_type: aux_loss",
     "deepseek_v3 further": f"{DEEPSEEK}, num_nextn_predict_layers: 1",
 }
 

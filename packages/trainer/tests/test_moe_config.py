@@ -88,14 +88,28 @@ def test_routing_says_what_the_file_says():
 
 
 @pytest.mark.parametrize("make", [qwen, deepseek])
-def test_balancing_that_depends_on_the_plan_is_refused(make):
-    message = refusal(make(moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=0.1))
-    assert "micro-batch, so that the plan would change what is trained; use 'seq_aux_loss'" in message
-    assert "steps of an accumulation" in refusal(
-        make(moe_router_load_balancing_type="gbs_aux_loss", moe_aux_loss_coeff=0.1)
-    )
-    assert "is 'loss': it is unknown" in refusal(make(moe_router_load_balancing_type="loss"))
-    model_config(make(moe_router_load_balancing_type="gbs_aux_loss"))  # without a coefficient nothing is balanced
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        ("seq_aux_loss", "sequence"),
+        ("sub_seq_aux_loss", "sequence"),
+        ("aux_loss", "micro_batch"),
+        ("global_aux_loss", "global_batch"),
+        ("gbs_aux_loss", "global_batch"),
+        ("none", None),
+    ],
+)
+def test_what_is_balanced_together(make, kind, tokens):
+    model = model_config(make(moe_router_load_balancing_type=kind, moe_aux_loss_coeff=0.1))
+    assert model.balanced_over == tokens
+    assert model.routing.balance == (0.1 if tokens else 0)
+    assert model_config(make(moe_router_load_balancing_type=kind)).balanced_over is None  # no coefficient
+
+
+@pytest.mark.parametrize("make", [qwen, deepseek])
+def test_balancing_that_does_not_exist_is_refused(make):
+    message = refusal(make(moe_router_load_balancing_type="loss"))
+    assert "is 'loss': it is unknown; use one of none, seq_aux_loss" in message
 
 
 @pytest.mark.parametrize(

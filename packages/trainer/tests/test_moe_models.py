@@ -325,8 +325,8 @@ class Asked:
         self.experts = ExpertParallel.none(kernels("cpu"), [f"model.layers.{n}" for n in (1, 2)], 8).experts
         self.asked = []
 
-    def balanced(self, layer, weights_TK, probabilities_TE, ids_TK, batch, coefficient):
-        self.asked.append((layer, probabilities_TE.asnumpy(), ids_TK, batch, coefficient))
+    def balanced(self, layer, weights_TK, probabilities_TE, batch, routing):
+        self.asked.append((layer, probabilities_TE.asnumpy(), batch, routing))
         return weights_TK
 
 
@@ -337,13 +337,12 @@ def test_each_layer_with_experts_is_balanced_where_the_file_asks_for_it():
     losses(DeepseekV3(DEEPSEEK, kernels("cpu"), ep=ep), weights, micro_batch)
     assert ep.asked == []
     losses(DeepseekV3(evolve(DEEPSEEK, moe_aux_loss_coeff=0.01), kernels("cpu"), ep=ep), weights, micro_batch)
-    layers, probabilities, ids, batches, coefficients = zip(*ep.asked, strict=True)
+    layers, probabilities, batches, routings = zip(*ep.asked, strict=True)
     assert layers == ("model.layers.1", "model.layers.2")
     assert batches == (micro_batch, micro_batch)
-    assert coefficients == (0.01, 0.01)
+    assert [(routing.balance, routing.balanced_over) for routing in routings] == [(0.01, "sequence")] * 2
     for of_layer in probabilities:
         np.testing.assert_allclose(of_layer.sum(axis=1), np.ones(ROWS * TOKENS), rtol=1e-14)
-    assert [of_layer.shape for of_layer in ids] == [(ROWS * TOKENS, 4)] * 2
 
 
 @pytest.mark.skipif("cpu" not in SETS, reason="float64 is for a CPU: run this on a machine without an NPU")

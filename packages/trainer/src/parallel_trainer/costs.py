@@ -134,10 +134,15 @@ class OnRank:
         return Costs(kept=numbers, left=numbers, received=received)
 
     def balance(self, routing: Routing) -> Costs:
-        """How often experts are chosen in a sequence, over the ranks that share it: the auxiliary loss needs it."""
-        plan = self.plan
-        nbytes = plan.local_batch_size * routing.experts * 8 if routing.balance else 0
-        return Costs(received=Counter(cp=all_reduce(plan.cp, nbytes), tp=all_reduce(plan.tp, nbytes)))
+        """How often experts are chosen, over the ranks whose tokens the auxiliary loss balances together."""
+        plan, of_tokens = self.plan, routing.experts * 8
+        nbytes = of_tokens * (plan.local_batch_size if routing.balanced_over == "sequence" else 1)
+        received = Counter(tp=all_reduce(plan.tp, nbytes))
+        if routing.balanced_over == "global_batch":
+            received["loss"] = all_reduce(plan.data_parallel * plan.cp, nbytes)
+        else:
+            received["cp"] = all_reduce(plan.cp, nbytes)
+        return Costs(received=received)
 
     def prediction(self, hidden: int, vocab_size: int) -> Costs:
         """A loss of normed hidden states: they are kept, gathered, and a gradient for each of the logits."""

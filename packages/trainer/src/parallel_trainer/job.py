@@ -100,6 +100,7 @@ class Job:
             data_parallel=self.plan.data_parallel,
             shard_index=shard_index,
             shuffle_seed=dataloader.config.seed if dataloader.shuffle else None,
+            neighbours=self.model.balanced_over == "micro_batch",
         )
 
 

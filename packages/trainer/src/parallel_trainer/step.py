@@ -28,7 +28,7 @@ class StepResult:
     valid_tokens: how many tokens the loss is the mean of.
     updated:      False where a non-finite step was skipped.
     mtp_loss:     mean loss of predicting one token further ahead, not multiplied by its weight; None without such.
-    balance_loss: sequence auxiliary loss of all routers, with its coefficient; None for a model without experts.
+    balance_loss: auxiliary loss of all routers, with its coefficient; None for a model without experts.
     """
 
     loss: float

@@ -12,10 +12,11 @@ import attrs
 import numpy as np
 from attrs import frozen
 from device_mesh import abort_on_error, connect
-from parallel_config import ConfigError, ParallelPlan, TrainConfig, load
+from parallel_config import ConfigError, ParallelPlan, TrainConfig, load, plan
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import degrees, prepare
+from parallel_trainer.models.config import model_config
 
 if TYPE_CHECKING:
     from parallel_trainer.trainer import Trainer
@@ -81,9 +82,17 @@ class Trace:
             )
 
 
-def on_one_rank(config: TrainConfig) -> TrainConfig:
-    """The same training with no parallelism: every degree 1, everything else as it is."""
-    return attrs.evolve(config, parallelism=type(config.parallelism)())
+def on_one_rank(config: TrainConfig, world_size: int) -> TrainConfig:
+    """What `world_size` ranks train, with no parallelism: every degree 1, everything else as it is.
+
+    An auxiliary loss over the global batch counts choices from micro-batch to micro-batch: then one rank gets as many
+    as each of the ranks, with the samples of all of them.
+    """
+    training = config.training
+    if model_config(config.model).balanced_over == "global_batch":
+        together = plan(config, world_size).data_parallel * training.local_batch_size
+        training = attrs.evolve(training, local_batch_size=together)
+    return attrs.evolve(config, parallelism=type(config.parallelism)(), training=training)
 
 
 def describe(plan: ParallelPlan) -> str:
@@ -99,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--dtype", required=True)
-    parser.add_argument("--one-rank", action="store_true")
+    parser.add_argument("--one-rank-of", type=int)
     args = parser.parse_args(argv)
     communicator = connect()
     warnings.simplefilter("ignore")  # `verify` shows them
@@ -107,7 +116,8 @@ def main(argv: list[str] | None = None) -> None:
         from parallel_trainer.trainer import Trainer
 
         config = load(args.config)
-        job = prepare(on_one_rank(config) if args.one_rank else config, communicator.size, dtype=args.dtype)
+        config = on_one_rank(config, args.one_rank_of) if args.one_rank_of else config
+        job = prepare(config, communicator.size, dtype=args.dtype)
         trace = Trace.record(Trainer(job, communicator), args.steps)
         if communicator.rank == 0:
             trace.save(args.folder)

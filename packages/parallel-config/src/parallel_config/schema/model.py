@@ -12,6 +12,7 @@ from parallel_config.schema.setting import NOWHERE, setting
 _QWEN, _QWEN_MOE, _DEEPSEEK = ("qwen3", "qwen3_moe"), ("qwen3_moe",), ("deepseek_v3",)
 _EXPERTS = ("qwen3_moe", "deepseek_v3")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
+_AUXILIARY_LOSSES = ("none", "seq_aux_loss", "sub_seq_aux_loss", "aux_loss", "global_aux_loss", "gbs_aux_loss")
 
 
 @frozen
@@ -105,7 +106,7 @@ class Model:
         None, minimum=0, about="How far that bias moves in a step.", models=_DEEPSEEK
     )
     moe_router_load_balancing_type: str | None = setting(
-        None, about="Which auxiliary loss evens the loads of experts.", models=_EXPERTS
+        None, options=_AUXILIARY_LOSSES, about="Which auxiliary loss evens the loads of experts.", models=_EXPERTS
     )
     moe_aux_loss_coeff: float | None = setting(
         None, minimum=0, about="What that loss is multiplied by; 0: no such loss.", models=_EXPERTS

@@ -70,14 +70,14 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) < least:
             raise UserError(f"--{name} {getattr(args, name)} must be at least {least} for a comparison with one rank.")
     job = prepare(config, args.nproc, dtype=args.dtype)
-    prepare(on_one_rank(config), 1, dtype=args.dtype)
+    prepare(on_one_rank(config, args.nproc), 1, dtype=args.dtype)
     if args.steps > config.training.steps:
         raise UserError(f"--steps {args.steps} is more than training.steps {config.training.steps}.")
     for note in [*job.notes, *_weights_at_rest(job, args.steps)]:
         print(f"Note: {note}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         traces: list[Trace] = []
-        for world_size, options in ((1, ["--one-rank"]), (args.nproc, [])):
+        for world_size, options in ((1, ["--one-rank-of", str(args.nproc)]), (args.nproc, [])):
             code = _trace(args, world_size, Path(folder, str(len(traces))), *options)
             if code:
                 return code

@@ -67,7 +67,9 @@ class BatchLoader:
 
     A step takes the next global_batch_size samples of the dataset, whatever the number of shards; after the last sample
     comes the first again. With `consumed` samples read before, row j of shard s is sample
-    consumed + s + data_parallel · j.
+    consumed + s + data_parallel · j; with `neighbours` row j of its micro-batch m is sample
+    consumed + (data_parallel · m + s) · local_batch_size + j, so that micro-batches are the same for every number of
+    shards.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class BatchLoader:
         data_parallel: int,
         shard_index: int,
         shuffle_seed: int | None = None,
+        neighbours: bool = False,
     ) -> None:
         """`shuffle_seed` adds a permutation of the whole dataset, another one for each pass over it
         (`dataloader.shuffle: true`). ValueError for sizes that do not divide."""
@@ -95,10 +98,16 @@ class BatchLoader:
         self._data_parallel = data_parallel
         self._shard_index = shard_index
         self._shuffle_seed = shuffle_seed
+        self._neighbours = neighbours
 
     def sample_numbers(self, consumed: int) -> np.ndarray:
         """Numbers in the dataset of this rank's rows in the step after `consumed` samples: int64 (rows,)."""
-        position = consumed + self._shard_index + self._data_parallel * np.arange(self._rows, dtype=np.int64)
+        rows = np.arange(self._rows, dtype=np.int64)
+        if self._neighbours:
+            number, row = np.divmod(rows, self._local_batch_size)
+            position = consumed + (self._data_parallel * number + self._shard_index) * self._local_batch_size + row
+        else:
+            position = consumed + self._shard_index + self._data_parallel * rows
         passes, numbers = np.divmod(position, len(self._dataset))
         if self._shuffle_seed is None:
             return numbers

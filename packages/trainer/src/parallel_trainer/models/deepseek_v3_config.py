@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from parallel_trainer.models.router import ONLY, SEQUENCE_BALANCE, Routing, unknown_balance
+from parallel_trainer.models.router import ONLY, Routing, balance, unknown_balance
 from parallel_trainer.models.section import ModelConfig, odd_rotary, other_name
 
 
@@ -56,7 +56,6 @@ class DeepseekV3Config(ModelConfig):
     @property
     def routing(self) -> Routing:
         """The router of a layer with experts."""
-        balanced = self.moe_router_load_balancing_type in SEQUENCE_BALANCE
         return Routing(
             experts=self.n_routed_experts,
             inner=self.moe_intermediate_size,
@@ -67,7 +66,7 @@ class DeepseekV3Config(ModelConfig):
             groups=self.n_group,
             topk_group=self.topk_group,
             bias=self.moe_router_enable_expert_bias,
-            balance=self.moe_aux_loss_coeff if balanced else 0.0,
+            **balance(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff),
             shared=self.n_shared_experts * self.moe_intermediate_size,
         )
 
@@ -92,7 +91,7 @@ class DeepseekV3Config(ModelConfig):
         yield from odd_rotary("qk_rope_head_dim", self.qk_rope_head_dim)
         yield from other_name(section, "num_experts", "n_routed_experts", self.NAME)
         yield from self.no_experts(f"model.first_k_dense_replace is {self.first_k_dense_replace}")
-        yield from unknown_balance(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff)
+        yield from unknown_balance(self.moe_router_load_balancing_type)
         written, shared = self.moe_shared_expert_intermediate_size, self.routing.shared
         if written not in (None, shared):
             yield (

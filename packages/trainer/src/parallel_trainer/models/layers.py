@@ -197,7 +197,7 @@ class Experts:
             logits_TE, ids_TK, scoring=routing.scoring, normalized=routing.normalized, scaling=routing.scaling
         )
         if routing.balance:
-            weights_TK = self._ep.balanced(self.layer, weights_TK, probabilities_TE, ids_TK, batch, routing.balance)
+            weights_TK = self._ep.balanced(self.layer, weights_TK, probabilities_TE, batch, routing)
         return ids_TK, weights_TK
 
     def costs(self, rank: OnRank) -> Costs:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from parallel_trainer.models.router import ONLY, SEQUENCE_BALANCE, Routing, unknown_balance
+from parallel_trainer.models.router import ONLY, Routing, balance, unknown_balance
 from parallel_trainer.models.section import ModelConfig, odd_rotary, other_name
 
 
@@ -77,14 +77,13 @@ class Qwen3MoeConfig(Qwen3Config):
     @property
     def routing(self) -> Routing:
         """The router of a layer with experts."""
-        balanced = self.moe_router_load_balancing_type in SEQUENCE_BALANCE
         return Routing(
             experts=self.num_experts,
             inner=self.moe_intermediate_size,
             top_k=self.num_experts_per_tok,
             scoring="softmax",
             normalized=self.norm_topk_prob,
-            balance=self.moe_aux_loss_coeff if balanced else 0.0,
+            **balance(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff),
         )
 
     def has_experts(self, layer: int) -> bool:
@@ -98,7 +97,7 @@ class Qwen3MoeConfig(Qwen3Config):
         yield from self.no_experts(
             f"model.decoder_sparse_step is {self.decoder_sparse_step} and mlp_only_layers {list(self.mlp_only_layers)}"
         )
-        yield from unknown_balance(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff)
+        yield from unknown_balance(self.moe_router_load_balancing_type)
         beyond = [layer for layer in self.mlp_only_layers if not 0 <= layer < self.num_hidden_layers]
         if beyond:
             yield (

@@ -7,11 +7,20 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-SEQUENCE_BALANCE = ("seq_aux_loss", "sub_seq_aux_loss")
-"""Values of moe_router_load_balancing_type for the auxiliary loss of each whole sequence. The second, MindFormers'
-default, balances there what one device has of a sequence; here that is the whole, so that the plan does not matter."""
+Tokens = Literal["sequence", "micro_batch", "global_batch"]
+"""Which tokens an auxiliary loss counts the choices of together."""
 
-NO_BALANCE = ("none",)
+BALANCED_OVER: dict[str, Tokens | None] = {
+    "none": None,
+    "seq_aux_loss": "sequence",
+    "sub_seq_aux_loss": "sequence",
+    "aux_loss": "micro_batch",
+    "global_aux_loss": "global_batch",
+    "gbs_aux_loss": "global_batch",
+}
+"""By moe_router_load_balancing_type the tokens that are balanced together. MindFormers' default, sub_seq_aux_loss,
+balances there what one device has of a sequence; here that is the whole, so that the plan does not matter.
+gbs_aux_loss is what its graph mode calls global_aux_loss."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "moe_expert_capacity_factor": (),
@@ -31,7 +40,8 @@ class Routing:
     normalized:    the weights of a token's experts add up to 1, before `scaling` multiplies them.
     groups:        of so many groups of experts, a token's come from `topk_group`.
     bias:          a bias chooses along, which the training step moves towards even loads.
-    balance:       coefficient of the auxiliary loss of each sequence; 0: none.
+    balance:       coefficient of the auxiliary loss; 0: none.
+    balanced_over: the tokens whose choices the auxiliary loss counts together.
     shared:        inner size of the expert that sees every token; 0: none.
     """
 
@@ -45,19 +55,17 @@ class Routing:
     topk_group: int = 1
     bias: bool = False
     balance: float = 0.0
+    balanced_over: Tokens = "sequence"
     shared: int = 0
 
 
-def unknown_balance(kind: str, coefficient: float) -> Iterator[str]:
-    """The problem of an auxiliary loss that this version does not have."""
-    if kind in (*SEQUENCE_BALANCE, *NO_BALANCE) or (not coefficient and kind in ("aux_loss", "gbs_aux_loss")):
-        return
-    reason = "is unknown"
-    if kind == "aux_loss":
-        reason = "balances the tokens of a micro-batch, so that the plan would change what is trained"
-    elif kind == "gbs_aux_loss":
-        reason = "balances over the steps of an accumulation, which this version does not do"
-    yield (
-        f"model.moe_router_load_balancing_type is {kind!r}: it {reason}; use 'seq_aux_loss', which balances each "
-        "sequence, or 'none'."
-    )
+def balance(kind: str, coefficient: float) -> dict[str, Any]:
+    """The fields of `Routing` that the auxiliary loss `kind`, a moe_router_load_balancing_type, sets; {} for none."""
+    tokens = BALANCED_OVER.get(kind)
+    return {} if tokens is None else {"balance": coefficient, "balanced_over": tokens}
+
+
+def unknown_balance(kind: str) -> Iterator[str]:
+    """The problem of an auxiliary loss that does not exist."""
+    if kind not in BALANCED_OVER:
+        yield f"model.moe_router_load_balancing_type is {kind!r}: it is unknown; use one of {', '.join(BALANCED_OVER)}."

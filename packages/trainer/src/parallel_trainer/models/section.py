@@ -9,7 +9,7 @@ from attrs import NOTHING, fields, frozen
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.models.rope import FLAT_FIELDS, Yarn, read_yarn
-from parallel_trainer.models.router import Routing
+from parallel_trainer.models.router import Routing, Tokens
 
 
 class UnsupportedModelError(UserError, ValueError):
@@ -59,6 +59,11 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward part of a layer, counted from 0, is experts."""
         return False
+
+    @property
+    def balanced_over(self) -> Tokens | None:
+        """The tokens that the auxiliary loss balances together; None without such a loss."""
+        return self.routing.balanced_over if self.routing and self.routing.balance else None
 
     @property
     def expert_layers(self) -> tuple[str, ...]:

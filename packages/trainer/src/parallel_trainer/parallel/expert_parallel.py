@@ -21,6 +21,7 @@ from parallel_config import ParallelPlan
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels.interface import Kernels
+from parallel_trainer.models.router import Routing
 from parallel_trainer.models.section import ModelConfig
 from parallel_trainer.parallel.fully_shard import AxisGroups, ShardedWeight
 from parallel_trainer.parallel.routing_record import ExpertLoads, RoutingRecord
@@ -37,8 +38,9 @@ class ExpertParallel:
     kernels:    what is computed on a rank.
     dispatcher: takes tokens to their experts; None where they are on the rank, or there are none.
     cp, tp:     the ranks that have other tokens of the same sequences.
+    loss:       the ranks that have other sequences of the global batch, or with cp above 1 other tokens of them.
     record:     is told what routers do.
-    sequences:  how many the auxiliary loss is the mean over: those of the global batch.
+    sequences:  how many the global batch has; the auxiliary loss is the mean over their tokens.
     divisor:    what averaging divides gradients by (`ShardedWeights.divisor`); the loss carries it as a factor.
     """
 
@@ -47,6 +49,7 @@ class ExpertParallel:
     record: RoutingRecord
     cp: Communicator = field(factory=lambda: connect("single"))
     tp: Communicator = field(factory=lambda: connect("single"))
+    loss: Communicator = field(factory=lambda: connect("single"))
     sequences: int = 1
     divisor: int = 1
 
@@ -89,38 +92,46 @@ class ExpertParallel:
         return out_TH if beside_TH is None else out_TH + beside_TH
 
     def balanced(
-        self,
-        layer: str,
-        weights_TK: Tensor,
-        probabilities_TE: Tensor,
-        ids_TK: np.ndarray,
-        batch: MicroBatch,
-        coefficient: float,
+        self, layer: str, weights_TK: Tensor, probabilities_TE: Tensor, batch: MicroBatch, routing: Routing
     ) -> Tensor:
-        """`weights_TK`, whose backward pass adds the gradient of the sequence auxiliary loss to the probabilities'.
+        """`weights_TK`, whose backward pass adds the gradient of the auxiliary loss to the probabilities'.
 
-        Of a sequence of S tokens with E experts of which each token takes K, the loss is the sum over experts of f·P:
-        f = E/(K·S) times the tokens that chose the expert, P the mean over tokens of its probability. Choices are
-        counted over the ranks that share the sequence; the loss is a sum over them. Collective over these ranks.
-        DeepSeek-V3, arXiv:2412.19437, equations 17 to 20.
+        Of T tokens that are balanced together the loss is the coefficient times the sum over E experts of f·P. P is
+        the mean over tokens of the expert's probability, and f = E/(K·T) times the tokens with that probability among
+        their K largest: what the router would choose without bias and groups, of equal probabilities the first.
+        The mean over sequences, over micro-batches or over micro-batches with f as counted so far (`Routing`) has the
+        same gradient, f times the coefficient over the tokens of the global batch. f has no gradient.
+
+        Collective over the ranks whose tokens are balanced together. DeepSeek-V3, arXiv:2412.19437, equations 17 to
+        20, for sequences; Fedus et al., arXiv:2101.03961, equation 4, for micro-batches; Qiu et al., arXiv:2501.11873,
+        for the global batch.
         """
-        if not coefficient:
-            return weights_TK
-        rows, per_row = batch.input_ids.shape
-        experts = probabilities_TE.shape[1]
-        tokens, chosen = ids_TK.shape
-        row_T = (self.tp.rank * tokens + np.arange(tokens)) // per_row
-        flat = (row_T[:, None] * experts + ids_TK).reshape(-1)
-        counts = np.bincount(flat, minlength=rows * experts).reshape(rows, experts).astype(np.float64)
-        for group in (self.cp, self.tp):
-            counts = group.all_reduce(counts)
-        length = per_row * self.cp.size
-        of_token = coefficient * experts / (chosen * length) / (length * self.sequences)
-        gradient_TE = (counts * of_token)[row_T]
+        ids_TK = self.kernels.choose_experts(probabilities_TE, top_k=routing.top_k)
+        load_TE = self._load(layer, ids_TK, batch, routing)
+        length = batch.input_ids.shape[1] * self.cp.size
+        gradient_TE = routing.balance / (length * self.sequences) * load_TE
         probabilities = probabilities_TE.asnumpy()
         self.record.add_loss(layer, float((gradient_TE * probabilities).sum()))
         gradient_TE = (gradient_TE * self.divisor).astype(probabilities.dtype)
         return _WithGradient.apply(weights_TK, probabilities_TE, gradient_TE)
+
+    def _load(self, layer: str, ids_TK: np.ndarray, batch: MicroBatch, routing: Routing) -> np.ndarray:
+        """For each of this rank's tokens the share of each expert in the choices of the tokens that it is balanced
+        with, 1 on average, (T, E)."""
+        rows, per_row = batch.input_ids.shape
+        tokens, experts = len(ids_TK), routing.experts
+        row_T = np.zeros(tokens, np.int64)
+        if routing.balanced_over == "sequence":
+            row_T = (self.tp.rank * tokens + np.arange(tokens)) // per_row
+        else:
+            rows = 1
+        flat = (row_T[:, None] * experts + ids_TK).reshape(-1)
+        own = np.bincount(flat, minlength=rows * experts).reshape(rows, experts).astype(np.float64)
+        if routing.balanced_over == "global_batch":
+            counts = self.record.chosen_so_far(layer, batch, lambda: self.tp.all_reduce(self.loss.all_reduce(own)))
+        else:
+            counts = self.tp.all_reduce(self.cp.all_reduce(own))
+        return (experts * counts / counts.sum(axis=1, keepdims=True))[row_T]
 
 
 def build_expert_parallel(
@@ -150,6 +161,7 @@ def build_expert_parallel(
         record,
         cp=groups["cp"],
         tp=groups["tp"],
+        loss=groups["loss"],
         sequences=plan.global_batch_size,
         divisor=divisor,
     )

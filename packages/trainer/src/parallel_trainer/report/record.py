@@ -19,7 +19,7 @@ class StepRecord:
     consumed_samples:  samples of all steps so far, this one included.
     updated:           False where a non-finite step was skipped.
     mtp_loss:          mean loss of the multi-token-prediction layer, without its weight; None where there is none.
-    balance_loss:      sequence auxiliary loss of all routers, with its coefficient; None for a model without experts.
+    balance_loss:      auxiliary loss of all routers, with its coefficient; None for a model without experts.
     """
 
     step: int
