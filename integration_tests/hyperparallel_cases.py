@@ -17,13 +17,14 @@ EVEN_VOCABULARY = 64
 """Which tensor parallelism can split: the matrix's own is odd, and stays whole on each rank."""
 
 RECOMPUTED = (
-    "recompute:\n  mode: full\n  full_recompute_layer: ['0-1']\n",
+    "recompute:\n  mode: full\n  full_recompute_layer: ['0-1']\nextensions: {initial_weights: megatron}\n",
     "recompute:\n  mode: select\n  select_module:\n    mlp: ['0-1']\n    self_attn: ['1']\n",
 )
 
 
 def drawn(world: int, corpora: Mapping[str, str]) -> dict[str, TrainConfig]:
-    """Files of plans of so many ranks that the engine takes, by name; every third computes activations again.
+    """Files of plans of so many ranks that the engine takes, by name; every third computes activations again, and
+    starts with other weights or from the usual ones.
 
     Each is the one in which most pairs of choices meet for the first time.
     """
@@ -35,7 +36,8 @@ def drawn(world: int, corpora: Mapping[str, str]) -> dict[str, TrainConfig]:
     while left and len(found) < DRAWN[world]:
         best = max(left, key=lambda case: len(pairs[case] - met))
         left.remove(best)
-        again = RECOMPUTED[len(found) // 3 % 2] if len(found) % 3 == 2 else ""
+        counts_on = best.model.balance == "global_aux_loss"  # from micro-batch to micro-batch
+        again = RECOMPUTED[len(found) // 3 % 2] if counts_on or len(found) % 3 == 2 else ""
         text = best.yaml(corpora)
         if best.tp > 1 and len(found) % 2 == 0:
             text = text.replace(f"vocab_size: {VOCAB_SIZE}", f"vocab_size: {EVEN_VOCABULARY}")

@@ -34,6 +34,7 @@ from parallel_trainer.trace import on_one_rank
 from parallel_trainer.trainer import Trainer
 
 LOSSES = ("loss", "mtp_loss", "balance_loss")
+_COMPUTED = ("model", "training", "optimizer", "lr_scheduler", "train_dataset", "extensions")
 Numbers = dict[str, list[float]]
 
 
@@ -45,9 +46,8 @@ def numbers(trainer: Any) -> Numbers:
     return {name: [getattr(result, name) for result in results] for name in names}
 
 
-def baselines(files: Mapping[str, TrainConfig], communicator: Communicator) -> dict[str, Numbers]:
-    """What each file's training is on one rank; files that differ in parallelism alone share it, and ranks the work."""
-    one_rank = {name: on_one_rank(config, communicator.size) for name, config in files.items()}
+def baselines(one_rank: Mapping[str, TrainConfig], communicator: Communicator) -> dict[str, Numbers]:
+    """What each of these files trains on one rank; files that are alike share it, and ranks the work."""
     alone = {name: repr(_computed(config)) for name, config in one_rank.items()}
     own = {}
     for number, settings in enumerate(dict.fromkeys(alone.values())):
@@ -59,8 +59,15 @@ def baselines(files: Mapping[str, TrainConfig], communicator: Communicator) -> d
     return {name: found[settings] for name, settings in alone.items()}
 
 
+def _alone(files: Mapping[str, TrainConfig], world: int) -> dict[str, TrainConfig]:
+    return {name: on_one_rank(config, world) for name, config in files.items()}
+
+
 def _computed(config: TrainConfig) -> list[Any]:
-    return [getattr(config, name) for name in ("model", "training", "optimizer", "lr_scheduler", "train_dataset")]
+    return [
+        getattr(config, name)
+        for name in ("model", "training", "optimizer", "lr_scheduler", "train_dataset", "extensions")
+    ]
 
 
 def differences(alone: Numbers, together: Numbers) -> dict[str, float]:
@@ -118,7 +125,7 @@ def main(folder: Path, scenarios: Sequence[str]) -> None:
         if communicator.size == 8:
             files = {path.stem: load(path) for path in SCENARIOS if path.stem in scenarios or not scenarios}
             tasks = Tasks(noted, 1 + len(files), writes=first)
-            alone = baselines(files, communicator)
+            alone = baselines(_alone(files, 8), communicator)
             tasks.done("one rank")
             report["trained"] = trained(communicator, files, alone, tasks)
         else:
@@ -127,7 +134,7 @@ def main(folder: Path, scenarios: Sequence[str]) -> None:
             of_pairs = list(drawn(2, texts).items())
             own_pairs = dict(of_pairs[communicator.rank // 2 :: 2])
             tasks = Tasks(noted, 1 + len(files) + len(own_pairs) + len(CHECKS), writes=first)
-            alone = baselines(files | dict(of_pairs), communicator)
+            alone = baselines(_alone(files, 4) | _alone(dict(of_pairs), 2), communicator)
             tasks.done("one rank")
             report["trained"] = trained(communicator, files, alone, tasks)
             own = trained(half, own_pairs, alone, tasks)

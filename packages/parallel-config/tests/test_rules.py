@@ -270,6 +270,12 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
         "extensions.engine",
         ["hyper_parallel must be native or hyperparallel", "Did you mean hyperparallel?"],
     ),
+    (
+        2,
+        "extensions: {initial_weights: Megatron}",
+        "extensions.initial_weights",
+        ["Megatron must be hugging_face, megatron or mindformers", "Did you mean megatron?"],
+    ),
     # expert parallelism
     (
         1,
@@ -698,6 +704,7 @@ def test_plain_degrees_with_layers_and_batches() -> None:
         (f"parallelism: {{{PIPELINE}, pipeline_parallel_zero_bubble: zbh1}}", "refuses: pipeline_.*_zero_bubble zbh1"),
         ("monitor: {health_checkpoint: {global_norm_skip_time: 3}}", "monitor.health_checkpoint"),
         ("extensions: {engine: hyperparallel}", "r2.0.0 ignores: section extensions .engine hyperparallel"),
+        ("extensions: {initial_weights: megatron}", "extensions .engine native, initial_weights megatron.."),
         (f"model: {{{QWEN}, num_hiden_layers: 2}}", "did you mean num_hidden_layers, which is 32 now"),
         ("optimizer: {weigth_decay: 0.1}", "did you mean weight_decay"),
         (f"model: {{{DEEPSEEK}, n_routed_expert: 16}}", "did you mean n_routed_experts, which is 256 now"),
@@ -707,6 +714,15 @@ def test_what_has_no_effect_is_said_once(text: str, fragment: str) -> None:
     with pytest.warns(ConfigWarning, match=fragment) as caught:
         loads(text)
     assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Extensions of this project")
+def test_initial_weights_that_are_the_same_for_every_file_leave_the_range_without_effect() -> None:
+    text = f"model: {{{QWEN}, initializer_range: 0.02}}\nextensions: {{initial_weights: mindformers}}"
+    with pytest.warns(
+        ConfigWarning, match="without effect: model.initializer_range .extensions.initial_weights is mind"
+    ):
+        loads(text)
 
 
 def test_all_fields_without_effect_share_one_warning() -> None:

@@ -14,6 +14,7 @@ from parallel_config.schema import Model
 from parallel_config.schema.setting import limit_of
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.kernels import kernels
+from parallel_trainer.models.initial import InitialStd
 from parallel_trainer.models.layers import Declare, Experts
 from parallel_trainer.models.router import BALANCED_OVER, Routing, Tokens
 from parallel_trainer.models.used import UsedTensors
@@ -137,7 +138,7 @@ def of_layer(of: Routing, x_TH: np.ndarray, bias: np.ndarray) -> tuple[float, np
     The gradients are those of the sum of what comes out and of the auxiliary loss.
     """
     ep = expert_parallel()
-    part = Experts("model.layers.0", Declare("model.layers.0.", 0.5), HIDDEN, of, ep)
+    part = Experts("model.layers.0", Declare("model.layers.0.", InitialStd(0.5, 0.5)), HIDDEN, of, ep)
     values = {weight.name: initial_values(weight, seed=3) for weight in part.weights}
     values |= {name: bias for name in values if name.endswith("bias")}
     cell = OfLayer(part)
@@ -163,7 +164,9 @@ def test_a_router_with_bias_and_groups_is_balanced_by_its_plain_affinities(
     x, bias = generator.standard_normal((TOKENS, HIDDEN)), generator.standard_normal(EXPERTS)
     of = routing(kind, scoring=scoring, **ROUTERS[router])
     found, without = (of_layer(evolve(of, balance=balance), x, bias) for balance in (COEFFICIENT, 0.0))
-    gate = initial_values(next(Declare("model.layers.0.", 0.5).whole("mlp.gate", EXPERTS, HIDDEN)), seed=3)
+    gate = initial_values(
+        next(Declare("model.layers.0.", InitialStd(0.5, 0.5)).whole("mlp.gate", EXPERTS, HIDDEN)), seed=3
+    )
     logits = x @ gate.T
     scores = 1 / (1 + np.exp(-logits)) if scoring == "sigmoid" else np.exp(logits)
     probabilities = scores / scores.sum(axis=1, keepdims=True)

@@ -10,7 +10,7 @@ from attrs import fields, has
 from parallel_config.likeness import most_alike
 from parallel_config.paths import join
 from parallel_config.problems import show
-from parallel_config.schema import Parallelism, TrainConfig, written_fields
+from parallel_config.schema import Extensions, Parallelism, TrainConfig, written_fields
 from parallel_config.schema.setting import is_reserved
 from parallel_config.value_types import known_keys
 
@@ -72,6 +72,8 @@ def _inert(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if not 0 <= config.profiler.profiler_level <= 2:
         level = config.profiler.profiler_level
         yield "profiler.profiler_level", f"levels are 0, 1 and 2, and this is {level}"
+    if config.extensions.initial_weights == "mindformers" and "model.initializer_range" in written_fields(config):
+        yield "model.initializer_range", "extensions.initial_weights is mindformers, which starts with 0.01"
     colossal = sizes.context_parallel > 1 and sizes.context_parallel_method == "colossal"
     if colossal and sizes.ulysses_degree_in_cp not in (None, 1):
         yield "parallelism.ulysses_degree_in_cp", "context_parallel_method is colossal"
@@ -88,7 +90,9 @@ def _extensions(config: TrainConfig) -> Iterator[str]:
         used.append(f"pipeline_parallel_zero_bubble {sizes.pipeline_parallel_zero_bubble}")
     if used:
         yield f"Extensions of this project, which MindFormers r2.0.0 refuses: {', '.join(used)}."
-    sections = {"eval_dataset": "", "extensions": f" (engine {config.extensions.engine})"}
+    own = config.extensions
+    chosen = f", initial_weights {own.initial_weights}" if own.initial_weights != Extensions().initial_weights else ""
+    sections = {"eval_dataset": "", "extensions": f" (engine {own.engine}{chosen})"}
     ignored = [f"section {name}{what}" for name, what in sections.items() if name in written_fields(config)]
     if ignored:
         yield f"Extensions of this project, which MindFormers r2.0.0 ignores: {', '.join(ignored)}."

@@ -75,6 +75,7 @@ class Trainer:
             attention=build_attention(kernel_set, plan, job.seq_length, cp_group),
             tp=TensorParallel(kernel_set, self.groups["tp"], loss_parallel=config.parallelism.enable_loss_parallel),
             ep=self.expert_parallel,
+            initial_weights=config.extensions.initial_weights,
         )
         self.model = model
         stages = stage_units(model.units, plan.stage_layers)

@@ -9,10 +9,19 @@ from parallel_config.schema.setting import setting
 
 @frozen
 class Extensions:
-    """`engine` says what trains: this project itself (native), or HyperParallel, to whose calls it maps the plan."""
+    """`engine` says what trains: this project itself (native), or HyperParallel, to whose calls it maps the plan.
+
+    `initial_weights` says by whose rule matrices start: with model.initializer_range (hugging_face), smaller where they
+    write to hidden states (megatron), or with 0.01 (mindformers).
+    """
 
     engine: str = setting(
         "native",
         options=("native", "hyperparallel"),
         about="What trains: this project itself, or HyperParallel, to whose calls it maps the plan.",
+    )
+    initial_weights: str = setting(
+        "hugging_face",
+        options=("hugging_face", "megatron", "mindformers"),
+        about="Rule of initial matrices: one deviation, a smaller one for those that write hidden states, or a constant.",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parallel_trainer.models.config import DeepseekV3Config, ModelConfig, Qwen3Config, model_config
+from parallel_trainer.models.initial import HUGGING_FACE
 
 if TYPE_CHECKING:
     from parallel_trainer.kernels.interface import Kernels
@@ -23,6 +24,7 @@ def build_model(
     attention: Attention | None = None,
     tp: TensorParallel | None = None,
     ep: ExpertParallel | None = None,
+    initial_weights: str = HUGGING_FACE,
 ) -> Model:
     """The model that the `model` section of a file describes, with what a plan asks for; see `Qwen3`.
 
@@ -34,8 +36,8 @@ def build_model(
     if isinstance(config, DeepseekV3Config):
         from parallel_trainer.models.deepseek_v3 import DeepseekV3
 
-        return DeepseekV3(config, kernels, attention=attention, tp=tp, ep=ep)
+        return DeepseekV3(config, kernels, attention=attention, tp=tp, ep=ep, initial_weights=initial_weights)
     from parallel_trainer.models.qwen3 import Qwen3
 
     assert isinstance(config, Qwen3Config)
-    return Qwen3(config, kernels, attention=attention, tp=tp, ep=ep)
+    return Qwen3(config, kernels, attention=attention, tp=tp, ep=ep, initial_weights=initial_weights)

@@ -12,6 +12,7 @@ from parallel_trainer.batch import MicroBatch
 from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.kernels.interface import Kernels
 from parallel_trainer.models.deepseek_v3_config import DeepseekV3Config
+from parallel_trainer.models.initial import HUGGING_FACE, InitialStd
 from parallel_trainer.models.layers import (
     Declare,
     DecoderLayer,
@@ -51,15 +52,19 @@ class DeepseekV3(Model):
         attention: Attention | None = None,
         tp: TensorParallel | None = None,
         ep: ExpertParallel | None = None,
+        initial_weights: str = HUGGING_FACE,
     ) -> None:
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
         ep = ep or ExpertParallel.none(kernels, config.expert_layers, config.routing.experts)
-        embedding, head = tables(config)
+        std = InitialStd.of(
+            initial_weights, initializer_range=config.initializer_range, layers=config.num_hidden_layers
+        )
+        embedding, head = tables(config, std)
         rotary_tables = RotaryTables(config, kernels, config.qk_rope_head_dim)
         biases: dict[str, Weight] = {}
 
         def layer(name: str) -> DecoderLayer:
-            declare = Declare(f"{name}.", config.initializer_range)
+            declare = Declare(f"{name}.", std)
             attend = LatentAttention(declare, config, attention, rotary_tables)
             part = feed_forward(name, declare, config, ep)
             if isinstance(part, Experts) and part.bias:
@@ -71,7 +76,7 @@ class DeepseekV3(Model):
         units += [LayerUnit(layer(name), f"{name}.", tp, config.rms_norm_eps) for name in names[:-1]]
         further = config.num_nextn_predict_layers > 0
         if further:
-            declare = Declare(f"{names[-1]}.", config.initializer_range)
+            declare = Declare(f"{names[-1]}.", std)
             units.append(MultiTokenPrediction(layer(names[-1]), declare, embedding, config, tp))
         units.append((MultiTokenHead if further else Head)(head, config, tp))
         super().__init__(

@@ -19,6 +19,7 @@ from mindspore import Tensor
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.kernels.interface import Kernels
+from parallel_trainer.models.initial import InitialStd
 from parallel_trainer.models.rope import frequencies
 from parallel_trainer.models.router import Routing
 from parallel_trainer.models.section import ModelConfig
@@ -31,10 +32,10 @@ from parallel_trainer.parallel.weights import Constant, Normal, Weight
 
 @frozen
 class Declare:
-    """Weights of a layer: `prefix` of their names, and the standard deviation that matrices start with."""
+    """Weights of a layer: `prefix` of their names, and the standard deviations that matrices start with."""
 
     prefix: str
-    std: float
+    std: InitialStd
 
     def norm(self, name: str, size: int) -> Weight:
         """What a norm multiplies by."""
@@ -44,25 +45,28 @@ class Declare:
         self, name: str, outputs: int, inputs: int, *, bias: bool = False, narrow: bool = True
     ) -> Iterator[Weight]:
         """A matrix that every tensor-parallel rank holds, (outputs, inputs)."""
-        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std), narrow=narrow)
+        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std.matrix), narrow=narrow)
         if bias:
             yield Weight(f"{self.prefix}{name}.bias", (outputs,), init=Constant(0))
 
     def columns(self, name: str, outputs: int, inputs: int, block: int = 1, *, bias: bool = False) -> Iterator[Weight]:
         """A matrix whose outputs tensor parallelism splits, in whole blocks (heads)."""
-        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std), tp_dim=0, tp_block=block)
+        init = Normal(self.std.matrix)
+        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=init, tp_dim=0, tp_block=block)
         if bias:
             yield Weight(f"{self.prefix}{name}.bias", (outputs,), init=Constant(0), tp_dim=0, tp_block=block)
 
     def rows(self, name: str, outputs: int, inputs: int, block: int = 1, *, bias: bool = False) -> Iterator[Weight]:
-        """A matrix whose inputs tensor parallelism splits; its bias is added once, to the sum."""
-        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=Normal(self.std), tp_dim=1, tp_block=block)
+        """A matrix whose inputs tensor parallelism splits and whose product is added to hidden states; its bias is
+        added once, to the sum over ranks."""
+        init = Normal(self.std.output)
+        yield Weight(f"{self.prefix}{name}.weight", (outputs, inputs), init=init, tp_dim=1, tp_block=block)
         if bias:
             yield Weight(f"{self.prefix}{name}.bias", (outputs,), init=Constant(0))
 
-    def experts(self, name: str, experts: int, outputs: int, inputs: int) -> Weight:
+    def experts(self, name: str, experts: int, outputs: int, inputs: int, std: float) -> Weight:
         """One matrix for each expert, (experts, outputs, inputs), in whole experts over the expert-parallel ranks."""
-        return Weight(f"{self.prefix}{name}", (experts, outputs, inputs), init=Normal(self.std), ep_dim=0)
+        return Weight(f"{self.prefix}{name}", (experts, outputs, inputs), init=Normal(std), ep_dim=0)
 
 
 class RotaryTables:
@@ -166,8 +170,8 @@ class Experts:
         self.weights: tuple[Weight, ...] = (
             *declare.whole("mlp.gate", routing.experts, hidden, narrow=False),
             *((self.bias,) if self.bias else ()),
-            declare.experts("mlp.experts.gate_up_proj", routing.experts, 2 * routing.inner, hidden),
-            declare.experts("mlp.experts.down_proj", routing.experts, hidden, routing.inner),
+            declare.experts("mlp.experts.gate_up_proj", routing.experts, 2 * routing.inner, hidden, declare.std.matrix),
+            declare.experts("mlp.experts.down_proj", routing.experts, hidden, routing.inner, declare.std.output),
             *(self.shared.weights if self.shared else ()),
         )
 
@@ -317,9 +321,9 @@ def final_norm(config: ModelConfig) -> Weight:
     return Weight("model.norm.weight", (config.hidden_size,), init=Constant(1))
 
 
-def tables(config: ModelConfig) -> tuple[Weight, Weight]:
+def tables(config: ModelConfig, std: InitialStd) -> tuple[Weight, Weight]:
     """The embedding's table and the head's, which is the same `Weight` where they are tied."""
-    shape, init = (config.vocab_size, config.hidden_size), Normal(config.initializer_range)
+    shape, init = (config.vocab_size, config.hidden_size), Normal(std.matrix)
     table = Weight("model.embed_tokens.weight", shape, init=init, tp_dim=0)
     return table, table if config.tie_word_embeddings else Weight("lm_head.weight", shape, init=init, tp_dim=0)
 

@@ -11,6 +11,7 @@ from mindspore import Tensor
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.costs import Costs, OnRank
 from parallel_trainer.kernels.interface import Kernels
+from parallel_trainer.models.initial import HUGGING_FACE, InitialStd
 from parallel_trainer.models.layers import (
     Declare,
     DecoderLayer,
@@ -42,6 +43,7 @@ class Qwen3(Model):
         sequences if left out.
     tp:        the ranks over which weights are split; one if left out.
     ep:        the ranks over which experts are; one if left out.
+    initial_weights: the rule of `InitialStd.of`.
     """
 
     def __init__(
@@ -52,16 +54,20 @@ class Qwen3(Model):
         attention: Attention | None = None,
         tp: TensorParallel | None = None,
         ep: ExpertParallel | None = None,
+        initial_weights: str = HUGGING_FACE,
     ) -> None:
         attention, tp = attention or LocalAttention(kernels), tp or TensorParallel.none(kernels)
         routing = config.routing
         ep = ep or ExpertParallel.none(kernels, config.expert_layers, routing.experts if routing else 0)
-        embedding, head = tables(config)
+        std = InitialStd.of(
+            initial_weights, initializer_range=config.initializer_range, layers=config.num_hidden_layers
+        )
+        embedding, head = tables(config, std)
         rotary_tables = RotaryTables(config, kernels, config.head_dim)
 
         def layer(number: int) -> LayerUnit:
             name = f"model.layers.{number}"
-            declare = Declare(f"{name}.", config.initializer_range)
+            declare = Declare(f"{name}.", std)
             attend = GroupedQueryAttention(declare, config, attention, rotary_tables)
             part = DecoderLayer(declare, config.hidden_size, attend, feed_forward(name, declare, config, ep))
             return LayerUnit(part, declare.prefix, tp, config.rms_norm_eps)

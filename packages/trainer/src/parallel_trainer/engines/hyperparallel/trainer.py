@@ -59,7 +59,7 @@ class HyperParallelTrainer:
         self._record = ForwardRecord(job.model.expert_layers, routing.experts if routing else 0)
         npus = config.parallelism.npu_nums_per_device
         ep = build_expert_parallel(kernel_set, plan, job.model, self.groups, self._record, npus=npus)
-        self.model = build_model(config.model, kernel_set, ep=ep)
+        self.model = build_model(config.model, kernel_set, ep=ep, initial_weights=config.extensions.initial_weights)
         stages = stage_units(self.model.units, plan.stage_layers)
         positions = Positions()
         if plan.cp > 1:
