@@ -56,6 +56,7 @@ WRONG_VALUES: dict[str, list[str]] = {
     "use_flash_attention": ["1", "flash"],
     "num_nextn_predict_layers": ["2"],
     "betas": ["[0.9]", "[0.9, 1.5]", "0.9"],
+    "eps": ["0.0", "-1.0", "1.0e-50"],
     "weight_decay": ["-0.1", "small"],
     "learning_rate": ["-1.0", "fast"],
     "warmup_steps": ["-1", "1.5"],

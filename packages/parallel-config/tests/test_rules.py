@@ -429,6 +429,11 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     # optimizer, schedule, checkpoint, profiler, callbacks, adapters
     (1, "optimizer: {betas: [0.9]}", "optimizer.betas", ["two numbers"]),
     (1, "optimizer: {betas: [0.9, 1.0]}", "optimizer.betas", ["< 1"]),
+    (1, "optimizer: {eps: 0}", "optimizer.eps", ["0/0", "1e-20", "eps: 1.0e-8"]),
+    (1, "optimizer: {eps: 1.0e-50}", "optimizer.eps", ["float32"]),
+    (1, "optimizer: {eps: -1.0e-8}", "optimizer.eps", ["eps: 1.0e-8"]),
+    (1, 'optimizer: {weight_decay_exclude: [""]}', "optimizer.weight_decay_exclude", ['""', "every weight"]),
+    (1, 'optimizer: {weight_decay_include: [mlp, ""]}', "optimizer.weight_decay_include", ['""', "every weight"]),
     (1, "optimizer: {type: SGD}", "optimizer.type", ["AdamW", "Muon"]),
     (1, "optimizer: {enable_cpu_offload: true}", "optimizer.enable_cpu_offload", ["cpu_offload"]),
     (1, "lr_scheduler: {learning_rate: 1.0e-3}", "lr_scheduler.type", ["required"]),
@@ -510,7 +515,7 @@ WORKING: list[tuple[int, str]] = [
     (8, "parallelism: {dense_fsdp_shard_size: 4}"),
     (1, "training: {max_norm: 0}"),
     (1, "training: {max_norm: -1.0}"),
-    (1, "optimizer: {weight_decay: 0, eps: 0}"),
+    (1, "optimizer: {weight_decay: 0, eps: 1.0e-20}"),
     (1, "lr_scheduler: {type: CosineWithWarmUpLR}"),
     (1, "checkpoint: {enable_save: false}"),
     (1, "recompute: {mode: None}"),
@@ -557,7 +562,7 @@ WORKING: list[tuple[int, str]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:Extensions of this project")
+@pytest.mark.filterwarnings("ignore:Extensions of this project", "ignore:training.max_norm -1.0 is negative")
 @pytest.mark.parametrize(("world_size", "text"), WORKING)
 def test_what_is_near_a_rule_but_within_it_works(world_size: int, text: str) -> None:
     assert plan(loads(text), world_size).world_size == world_size

@@ -192,6 +192,30 @@ def test_padding_is_no_end_of_document_where_the_end_is_token_0() -> None:
     assert sample.document_ends.tolist() == [3, 6]
 
 
+@pytest.mark.parametrize("pad", [5, -1])
+def test_an_end_of_document_that_is_the_padding_too_is_read_and_learned(pad: int) -> None:
+    """PUB2-DATA-01: with pad 5 the values are those without padding."""
+    tokens = np.array([7, 8, 9, 5, 11, 12, 5, 13, 14])
+    sample = make_sample(tokens, SampleSettings(seq_length=8, eod=5, pad=pad))
+    assert sample.input_ids.tolist() == [7, 8, 9, 5, 11, 12, 5, 13]
+    assert sample.labels.tolist() == [8, 9, 5, 11, 12, 5, 13, 14]
+    assert sample.loss_mask.tolist() == [1, 1, 1, 1, 1, 1, 1, 1]
+    rolled = make_sample(tokens[:8], SampleSettings(seq_length=8, eod=5, pad=pad, extra_token=False))
+    assert rolled.input_ids.tolist() == [7, 8, 9, 5, 11, 12, 5, 13]
+    assert rolled.labels.tolist() == [8, 9, 5, 11, 12, 5, 13, 0]
+    assert rolled.loss_mask.tolist() == [1, 1, 1, 1, 1, 1, 1, 0]
+
+
+def test_places_filled_up_are_padding_where_that_is_the_end_of_documents_too(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c", [[7, 8, 5, 9, 11, 5]])
+    settings = SampleSettings(seq_length=8, eod=5, pad=5, keep_partial=True, separate_documents=True)
+    sample = GPTDataset.of(corpus, settings)[0]
+    assert sample.input_ids.tolist() == [7, 8, 5, 9, 11, 5, 0, 0]
+    assert sample.labels.tolist() == [8, 5, 9, 11, 5, 0, 0, 0]
+    assert sample.loss_mask.tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+    assert sample.document_ends.tolist()[:2] == [3, 6]
+
+
 def test_padding_counts_nowhere_and_becomes_zero() -> None:
     sample = make_sample(np.array([5, 6, 99, 99, 99]), SampleSettings(seq_length=4, pad=99))
     assert sample.input_ids.tolist() == [5, 6, 0, 0]

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import fields, has
 
+from parallel_config.cautions import cautions
 from parallel_config.likeness import most_alike
 from parallel_config.paths import join
 from parallel_config.problems import show
@@ -38,10 +39,10 @@ _SURELY_MISSPELT = 0.88
 
 
 def notices(config: TrainConfig) -> tuple[str, ...]:
-    """One sentence each on fields without effect, extensions, sequence_parallel, and every likely misspelling."""
+    """One sentence each on fields without effect, extensions, sequence_parallel, cautions and likely misspellings."""
     inert = ", ".join(f"{path} ({reason})" for path, reason in inert_fields(config).items())
     found = [f"Accepted, but without effect: {inert}."] if inert else []
-    return (*found, *_extensions(config), *_sequence_parallel(config), *_misspelt(config, ""))
+    return (*found, *_extensions(config), *_sequence_parallel(config), *cautions(config), *_misspelt(config, ""))
 
 
 def inert_fields(config: TrainConfig) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallel_config.problems import Problem
+from parallel_config.problems import Edit, Problem
 from parallel_config.rules.degrees import set_each
 from parallel_config.rules.engine import Facts, rule
 from parallel_config.schema.optimization import SCHEDULES
@@ -24,6 +24,40 @@ def betas(facts: Facts) -> Iterator[Problem]:
                 f"Write, for example, {default}.",
                 value=list(values),
                 fixes=set_each(path, [default]),
+            )
+
+
+_LEAST_EPS = 1e-20
+"""Float32 rounds the square of what is below about 1e-22 to 0: `eps` alone is divided by then."""
+
+
+@rule("optimizer", "optimizer.eps")
+def eps(facts: Facts) -> Iterator[Problem]:
+    """What keeps an element whose gradients are 0 from being divided by 0."""
+    path = "optimizer.eps"
+    if facts.config.optimizer.eps < _LEAST_EPS:
+        yield facts.problem(
+            path,
+            f"must be ≥ {_LEAST_EPS:g}: a gradient of 0, or one whose square float32 rounds to 0, is divided by eps "
+            "alone, and 0/0 is no number",
+            "Write eps: 1.0e-8.",
+            fixes=set_each(path, [1e-8]),
+        )
+
+
+@rule("optimizer", "optimizer.weight_decay_include", "optimizer.weight_decay_exclude")
+def decay_rules(facts: Facts) -> Iterator[Problem]:
+    """No rule is empty: it would be a part of every name."""
+    for name in ("weight_decay_include", "weight_decay_exclude"):
+        path, rules = f"optimizer.{name}", getattr(facts.config.optimizer, name) or ()
+        if "" in rules:
+            others = [text for text in rules if text]
+            yield facts.problem(
+                path,
+                'must not hold "", which is a part of every weight\'s name',
+                'Take it out; "*" is the rule for all weights.',
+                value=list(rules),
+                fixes=[(Edit(path, others),) if others else (Edit(path, action="remove"),)],
             )
 
 
@@ -97,4 +131,4 @@ def profiled_steps(facts: Facts) -> Iterator[Problem]:
         )
 
 
-RULES = (betas, optimizer_offload, warm_up, save_path, trainable_only, profiled_steps)
+RULES = (betas, eps, decay_rules, optimizer_offload, warm_up, save_path, trainable_only, profiled_steps)

@@ -23,5 +23,5 @@ class Extensions:
     initial_weights: str = setting(
         "hugging_face",
         options=("hugging_face", "megatron", "mindformers"),
-        about="Rule of initial matrices: one deviation, a smaller one for those that write hidden states, or a constant.",
+        about="Rule of initial matrices: one deviation, a smaller one where they write hidden states, or a constant.",
     )

@@ -18,7 +18,7 @@ class Optimizer:
 
     type: str = setting("AdamW", options=("AdamW", "Muon"), about="Which optimizer; AdamW alone is implemented.")
     betas: tuple[float, ...] = setting((0.9, 0.95), about="Averaging factors of the first and second moment.")
-    eps: float = setting(1e-8, minimum=0, about="Added to the root of the second moment.")
+    eps: float = setting(1e-8, about="Added to the root of the second moment.")
     weight_decay: float = setting(0.01, minimum=0, about="How fast weights decay, in units of the learning rate.")
     weight_decay_include: tuple[str, ...] | None = setting(
         None, about="Weights that decay: names, parts of names or patterns; stronger than exclude."

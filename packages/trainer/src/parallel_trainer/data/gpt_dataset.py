@@ -84,7 +84,7 @@ class GPTDataset:
         chosen = int(self.order.shuffle_index[number])
         (first, start), (last, stop) = self.order.sample_index[chosen : chosen + 2].tolist()
         wanted = self.settings.seq_length + self.settings.extra_token
-        tokens = np.full(wanted, self.settings.pad, dtype=np.int64)
+        tokens = np.full(wanted, self.settings.filler, dtype=np.int64)
         filled = 0
         for place in range(first, last + 1):
             sequence = int(self.order.document_index[place])

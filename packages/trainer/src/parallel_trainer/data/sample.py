@@ -31,7 +31,8 @@ def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
     """The sample of `tokens`, integers (S + 1,) or, without the extra token, (S,).
 
     Labels are the tokens one place further, taken before anything is cut over ranks. A label that is `pad`
-    does not count. Places that hold `pad` become 0 at the end, an id that every model has.
+    does not count. Places that hold `pad` become 0 at the end, an id that every model has. Where `pad` is `eod` only
+    what `SampleSettings.filler` fills up is padding.
 
     Raises UserError for more documents than `settings.max_documents`.
     """
@@ -39,7 +40,7 @@ def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
     if settings.extra_token:
         inputs, labels = tokens[:-1].copy(), tokens[1:].copy()
     else:
-        inputs, labels = tokens.copy(), np.append(tokens[1:], np.int32(settings.pad))
+        inputs, labels = tokens.copy(), np.append(tokens[1:], np.int32(settings.filler))
     whole = causal(len(inputs))
     by_document = settings.separate_documents or settings.reset_position_ids
     documents = from_tokens(inputs, settings.eod) if by_document else whole
@@ -50,12 +51,12 @@ def make_sample(tokens: np.ndarray, settings: SampleSettings) -> Sample:
             f"train_dataset.dataloader.config.eod_pad_length: {len(mask.ends)} or more (no sample has more than "
             f"seq_length {settings.seq_length})."
         )
-    loss_mask = (labels != settings.pad).astype(np.float32)
+    loss_mask = (labels != settings.filler).astype(np.float32)
     if settings.eod_mask_loss:
         loss_mask[inputs == settings.eod] = 0
     (positions,) = documents.position_ids(reset=settings.reset_position_ids)
-    inputs[inputs == settings.pad] = 0
-    labels[labels == settings.pad] = 0
+    inputs[inputs == settings.filler] = 0
+    labels[labels == settings.filler] = 0
     return Sample(inputs, labels, loss_mask, positions, mask.ends)
 
 

@@ -44,6 +44,14 @@ class SampleSettings:
     max_documents: int | None = None
     keep_partial: bool = False
 
+    @property
+    def filler(self) -> int:
+        """What stands in places that are filled up until `make_sample` masks them: `pad`, or -1 where that is `eod`.
+
+        Ends of documents are then not taken for padding.
+        """
+        return -1 if self.pad == self.eod else self.pad
+
 
 @frozen
 class Source:
