@@ -69,8 +69,11 @@ def test_weights_and_gradients_travel_while_the_unit_beside_runs(reports: Report
 
 
 def test_one_rank_calls_nothing_within_its_model(reports: Reports) -> None:
-    """Valid tokens, losses over ranks and stages, the norm: each in a group of one, from which nothing is received."""
-    numbers = ("loss", "loss", "pp", "world")
+    """Valid tokens, losses over ranks and stages, the norm, whether the update was finite.
+
+    Each is called in a group of one, from which nothing is received.
+    """
+    numbers = ("loss", "loss", "pp", "world", "world")
     assert reports[1]["checks"]["calls_of_one_rank"]["calls"] == [[group, "all_reduce", "", 0] for group in numbers]
 
 

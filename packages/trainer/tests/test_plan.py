@@ -116,7 +116,7 @@ def test_tables_of_both_tensor_parallel_ranks(corpus: str, tmp_path: Path, capsy
         assert memory == kept | {"total": sum(kept.values())}
         # A border between regions is 4 tokens of 8 numbers: 4 each way of a layer, 1 of the embedding and of the head.
         of_tp = 2 * (4 * 2 + 2) * 4 * 8 * 4 + 8 * (61 - rows) * 4 + (2 * norms + 8) * 4
-        assert received == {"tp": of_tp, "world": 8, "total": of_tp + 8}
+        assert received == {"tp": of_tp, "world": 16, "total": of_tp + 16}
 
 
 def test_weights_of_a_sharded_plan(corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,13 +181,14 @@ def test_tables_of_experts_over_tensor_parallel_ranks(
     of_tp = 2 * 3 * 2 * 4 * (3 * (18 + 16) + 2 * 8 + 2 * 8) + 2 * 96 + 2 * (48 + 192) + 6 * alike
     # In each pass 2 of 4 rows of 8 numbers there and back, weights and their gradients; counts of 4 experts.
     of_ep = 2 * (2 * 4 * (4 * 8 + 2) + 4 * 8)
-    # Each expert's part is gathered twice and its gradient scattered; tokens of each expert and the norm.
+    # Each expert's part is gathered twice and its gradient scattered; tokens of each expert, the norm, and whether the
+    # update was finite.
     assert received == {
         "tp": of_tp,
         "ep (even routing)": of_ep,
         "efsdp": 3 * 4 * 2 * experts,
-        "world": 12 + 2 * 2 * 9 * 8 * 3 // 4,
-        "total": sum((of_tp, of_ep, 3 * 4 * 2 * experts, 12 + 216)),
+        "world": 2 * 12 + 2 * 2 * 9 * 8 * 3 // 4,
+        "total": sum((of_tp, of_ep, 3 * 4 * 2 * experts, 2 * 12 + 216)),
     }
 
 

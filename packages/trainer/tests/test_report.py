@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
 from parallel_config.schema import MoeMonitor
 from parallel_trainer.errors import UserError
 from parallel_trainer.parallel.routing_record import ExpertLoads
@@ -14,6 +16,7 @@ from parallel_trainer.report.console import Console
 from parallel_trainer.report.experts import ExpertFiles, watched_layers
 from parallel_trainer.report.files import RunFiles, draw_curve_of
 from parallel_trainer.report.record import EvaluationRecord, StepRecord
+from tensorboardX import SummaryWriter
 
 
 def record(step: int, loss: float = 2.0, *, updated: bool = True, **losses: float) -> StepRecord:
@@ -58,11 +61,35 @@ def test_a_step_is_one_line_with_its_numbers(capsys: pytest.CaptureFixture[str],
     console.step(record(3))
     console.step(record(4, float("inf"), updated=False))
     console.close()
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, third = capsys.readouterr().out.splitlines()
     for part in ("step  3/20", "loss  2.000000", "lr 1.000e-03", "grad_norm   0.50000", "12,346 tokens/s", "0.250 s"):
         assert part in first
     assert "skipped" not in first
-    assert "skipped" in second
+    assert second.endswith("skipped: not finite")
+    assert third == "Skipped were 1 of 2 steps: they changed nothing."
+
+
+def test_a_step_without_a_valid_token_is_shown_as_such_and_null_in_the_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PARALLEL_TRAIN_TERMINAL", raising=False)
+    nothing = {"loss": math.nan, "grad_norm": math.nan, "mtp_loss": math.nan, "balance_loss": math.nan}
+    step = evolve(record(2, updated=False), valid_tokens=0, **nothing)
+    drawn: list[tuple[str, float]] = []
+    monkeypatch.setattr(SummaryWriter, "add_scalar", lambda _, name, value, step: drawn.append((name, value)))
+    console, files = Console(20), RunFiles(tmp_path)
+    for report in (console, files):
+        report.step(step)
+        report.close()
+    assert capsys.readouterr().out.splitlines()[0].endswith("skipped: no valid token")
+    metrics = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert {name: metrics[name] for name in (*nothing, "valid_tokens", "updated", "lr")} == {
+        **dict.fromkeys(nothing),
+        "valid_tokens": 0,
+        "updated": False,
+        "lr": 1e-3,
+    }
+    assert drawn == [("lr", 1e-3), ("tokens_per_second", 12_345.6)]
 
 
 def test_losses_that_a_model_has_beside_the_first_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

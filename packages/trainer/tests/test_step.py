@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import mindspore as ms
 import numpy as np
 import pytest
 from attrs import evolve
 from device_mesh import Communicator, connect
 from mindspore import Tensor, mint
+from parallel_config.schema import Training
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.errors import UserError
 from parallel_trainer.kernels import kernels
@@ -20,7 +24,7 @@ from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.fully_shard import ShardedWeight, ShardedWeights
 from parallel_trainer.parallel.pipeline import Pipeline
 from parallel_trainer.parallel.weights import Constant, Normal, Weight
-from parallel_trainer.step import StepResult, training_step
+from parallel_trainer.step import StepResult, skipped_in_a_row, training_step
 
 ms.set_device("CPU")
 
@@ -32,7 +36,7 @@ class Slope(Unit):
         super().__init__([Weight("w", (1,), init=Constant(1.0))])
 
     def construct(self, x: Tensor, batch: MicroBatch, *weights: Tensor) -> Tensor:
-        return mint.sum(weights[0] * Tensor(batch.position_ids)).reshape(1)
+        return mint.sum(weights[0] * Tensor(batch.position_ids).astype(weights[0].dtype)).reshape(1)
 
 
 def part(slope: float, mask: list[float]) -> MicroBatch:
@@ -40,16 +44,18 @@ def part(slope: float, mask: list[float]) -> MicroBatch:
     return MicroBatch(ids, np.array([slope]), loss_mask=np.array([mask], np.float32))
 
 
-def sharded(units: list[Unit], *, average: bool = False) -> ShardedWeights:
+def sharded(units: list[Unit], *, average: bool = False, dtype: str = "float64") -> ShardedWeights:
     alone = connect("single")
     groups: dict[str, Communicator] = {"fsdp": alone, "dp_replicate": alone, "tp": alone}
     declared = [weight for unit in units for weight in unit.weights]
-    return ShardedWeights(declared, communicators=groups, dtype=np.dtype(np.float64), seed=0, average=average)
+    return ShardedWeights(declared, communicators=groups, dtype=np.dtype(dtype), seed=0, average=average)
 
 
-def step(parts: list[MicroBatch], unit: Unit | None = None, **options: object) -> tuple[StepResult, ShardedWeights]:
+def step(
+    parts: list[MicroBatch], unit: Unit | None = None, dtype: str = "float64", **options: object
+) -> tuple[StepResult, ShardedWeights]:
     unit = unit or Slope()
-    weights = sharded([unit])
+    weights = sharded([unit], dtype=dtype)
     chunk = Chunk([unit], weights, reshard_after_forward=True)
     settings = {"lr": 0.1, "max_norm": 0.0} | options
     optimizer = AdamW(weights.values, weight_decay=0.0)
@@ -108,9 +114,44 @@ def test_gradients_are_clipped_to_the_norm(max_norm: float, clipped: float) -> N
     np.testing.assert_allclose(weights.gradients, [clipped], rtol=1e-5)
 
 
-def test_batch_without_a_valid_token_is_refused() -> None:
-    with pytest.raises(UserError, match="no token to learn from"):
-        step([part(1.0, [0, 0]), part(1.0, [0, 0])])
+def test_batch_without_a_valid_token_is_skipped_and_nothing_is_computed_or_changed(monkeypatch) -> None:
+    unit = Slope()
+    weights = sharded([unit])
+    weights.gradients[...] = 7.0
+    optimizer = AdamW(weights.values, weight_decay=0.1)
+    monkeypatch.setattr(Pipeline, "run", lambda *arguments: pytest.fail("nothing is to be computed"))
+    result = training_step(
+        Pipeline([Chunk([unit], weights, reshard_after_forward=True)]),
+        weights,
+        [part(1.0, [0, 0]), part(float("nan"), [0, 0])],
+        world=connect("single"),
+        loss_group=connect("single"),
+        optimizer=optimizer,
+        lr=0.1,
+        max_norm=1.0,
+    )
+    assert (result.valid_tokens, result.updated, result.mtp_loss) == (0, False, None)
+    assert [math.isnan(number) for number in (result.loss, result.grad_norm)] == [True, True]
+    np.testing.assert_array_equal(weights.values, [1.0])
+    assert (optimizer.steps, *optimizer.first_moment, *optimizer.second_moment) == (0, 0.0, 0.0)
+
+
+def test_batch_without_a_valid_token_has_no_loss_of_a_further_prediction() -> None:
+    nothing = evolve(part(6.0, [0, 0]), ahead=part(1.0, [0, 0]))
+    result, _ = step([nothing], unit=TwoSlopes(), loss_weights=(1.0, 0.25))
+    assert result.mtp_loss is not None
+    assert math.isnan(result.mtp_loss)
+
+
+def test_skipped_steps_are_counted_until_the_limit() -> None:
+    section = Training(max_consecutive_skipped_steps=3)
+    counts = [0]
+    for updated in (False, False, True, False, False):
+        counts.append(skipped_in_a_row(counts[-1], section, updated=updated))
+    assert counts == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(UserError, match=r"3 steps in a row.*no token was valid.*max_consecutive_skipped_steps is 3"):
+        skipped_in_a_row(2, section, updated=False)
+    assert skipped_in_a_row(2, Training(), updated=False) == 3, "0 is no limit"
 
 
 def test_ignored_labels_do_not_count() -> None:
@@ -150,6 +191,25 @@ def test_non_finite_loss_is_refused_or_skipped_and_changes_no_weight(slope: floa
     result, weights = step([part(slope, [1])], skip_non_finite=True)
     assert not result.updated
     np.testing.assert_array_equal(weights.values, [1.0])
+
+
+@pytest.mark.parametrize(("max_norm", "updated"), [(0.0, False), (1.0, True)])
+def test_gradients_whose_squares_overflow_are_refused_or_skipped_unless_clipped(max_norm: float, updated: bool) -> None:
+    """1e25 is a number of float32 and its square is not: 1/inf would leave the weight where it is for ever."""
+    steep: dict[str, Any] = {"parts": [part(1e25, [1])], "max_norm": max_norm, "dtype": "float32"}
+    result, weights = step(**steep, skip_non_finite=True)
+    assert result.updated is updated
+    np.testing.assert_allclose(weights.values, [0.9 if updated else 1.0], rtol=1e-6)
+    if not updated:
+        with pytest.raises(UserError, match=r"norm is 1e\+25 after clipping.*float32.*9.2e\+18.*those before"):
+            step(**steep)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_update_that_is_not_finite_ends_the_run_and_says_that_weights_are_lost(skip: bool) -> None:
+    for settings in ({"lr": 1e309}, {"lr": -math.inf}):
+        with pytest.raises(UserError, match=r"update of this step .* not finite.*nothing is saved.*are lost"):
+            step([part(6.0, [1])], skip_non_finite=skip, **settings)
 
 
 class Scale(Unit):

@@ -257,10 +257,10 @@ class Estimate:
 
     def _of_numbers(self) -> Iterator[tuple[str, int]]:
         plan, model = self.job.plan, self.job.model
-        # Valid tokens and the sums of the losses; the norm.
+        # Valid tokens and the sums of the losses; the norm, and whether all weights are finite after the update.
         yield "loss", 2 * all_reduce(plan.data_parallel * plan.cp, 8 * self.losses)
         yield "pp", all_reduce(plan.pp, 8 * self.losses)
-        yield "world", all_reduce(plan.world_size, 8)
+        yield "world", 2 * all_reduce(plan.world_size, 8)
         if model.routing and model.expert_layers:  # tokens of each expert, and the auxiliary loss
             yield "world", all_reduce(plan.world_size, 8 * len(model.expert_layers) * (model.routing.experts + 1))
 

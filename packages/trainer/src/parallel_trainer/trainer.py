@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -37,7 +38,7 @@ class Trainer:
     communicator: the world, of `job.plan.world_size` ranks.
     traffic:      writes down what is communicated, by mesh axis and by unit; nothing does if left out.
 
-    `loads` is what routers did in the last step, None for a model without experts; `step` and `consumed` are the steps
+    `loads` is what routers did in the last step, None where they did nothing; `step` and `consumed` are the steps
     and samples trained on; `layout` says which rank holds which part of the model.
 
     >>> trainer = Trainer(job, connect("mpi"))          # doctest: +SKIP
@@ -140,11 +141,14 @@ class Trainer:
             loss_weights=self.model.loss_weights,
             skip_non_finite=training.use_skip_step_on_nan,
         )
-        if self.job.model.expert_layers:
+        self.loads = None
+        if self.job.model.expert_layers and result.valid_tokens:
             self.loads = self.expert_parallel.record.collect(self.groups["world"])
             result = evolve(result, balance_loss=self.loads.balance_loss)
             if result.updated:
                 update_biases(self.biases, self.loads, self.model.bias_update_rate)
+        elif self.job.model.expert_layers:
+            result = evolve(result, balance_loss=math.nan)
         self.step += 1
         self.consumed += self.job.plan.global_batch_size
         self.skipped = skipped_in_a_row(self.skipped, training, updated=result.updated)

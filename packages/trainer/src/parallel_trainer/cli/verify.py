@@ -161,4 +161,6 @@ def largest_weight_difference(
 
 
 def _relative(a: float, b: float) -> float:
+    if math.isnan(a) and math.isnan(b):  # both skipped the step
+        return 0.0
     return abs(a - b) / abs(a) if a else abs(b)

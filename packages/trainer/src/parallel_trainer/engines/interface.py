@@ -20,7 +20,7 @@ class EngineTrainer(Protocol):
     consumed: int
     """Samples trained on."""
     loads: ExpertLoads | None
-    """What routers did in the last step, None for a model without experts."""
+    """What routers did in the last step; None for a model without experts, and where no token was valid."""
 
     @property
     def lr(self) -> float:

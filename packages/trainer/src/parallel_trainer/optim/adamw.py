@@ -13,7 +13,10 @@ class AdamW:
 
     values: float (n,), the weights; updated in place by `step`.
     decay:  bool (n,) or None for all: the elements that weight decay applies to.
+    eps:    more than 0 in the values' dtype: what has a gradient of 0 is divided by it alone.
     The moments have the dtype of the values: 2·n elements of state.
+
+    Raises ValueError for another eps.
     """
 
     def __init__(
@@ -25,6 +28,8 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
+        if not values.dtype.type(eps) > 0:
+            raise ValueError(f"AdamW: eps {eps} is not more than 0 in {values.dtype}, and a gradient of 0 gives 0/0")
         self.values = values
         self.decay = decay
         self.betas = betas
@@ -34,9 +39,17 @@ class AdamW:
         self.second_moment = np.zeros_like(values)
         self.steps = 0
 
-    def step(self, gradients: np.ndarray, *, lr: float) -> None:
-        """One update. gradients: (n,) of the values' dtype, not changed."""
+    def step(self, gradients: np.ndarray, *, lr: float) -> bool:
+        """One update; whether all values are finite after it.
+
+        gradients: (n,) of the values' dtype, not changed; finite, and so are their squares.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+            return self._step(gradients, lr)
+
+    def _step(self, gradients: np.ndarray, lr: float) -> bool:
         self.steps += 1
+        finite = True
         beta1, beta2 = self.betas
         scale1, scale2 = 1.0 - beta1**self.steps, 1.0 - beta2**self.steps
         scratch = np.empty(min(_BLOCK, self.values.size), self.values.dtype)
@@ -61,3 +74,5 @@ class AdamW:
             np.divide(first, buffer, out=buffer)
             buffer *= lr / scale1
             value -= buffer
+            finite = finite and bool(np.isfinite(value).all())
+        return finite

@@ -20,10 +20,12 @@ def global_norm(parts: Iterable[tuple[np.ndarray, int]], world: Communicator) ->
     world: every rank that holds a part of the gradients. Collective over it.
     """
     total = 0.0
-    for gradient, holders in parts:
-        flat = gradient.reshape(-1)
-        blocks = (flat[start : start + _BLOCK].astype(np.float64, copy=False) for start in range(0, flat.size, _BLOCK))
-        total += sum(float(block @ block) for block in blocks) / holders
+    with np.errstate(over="ignore", invalid="ignore"):  # whoever asks for the norm looks at it
+        for gradient, holders in parts:
+            flat = gradient.reshape(-1)
+            blocks = (flat[first : first + _BLOCK] for first in range(0, flat.size, _BLOCK))
+            wide = (block.astype(np.float64, copy=False) for block in blocks)
+            total += sum(float(block @ block) for block in wide) / holders
     return math.sqrt(float(world.all_reduce(np.array([total]))[0]))
 
 

@@ -23,6 +23,7 @@ class Console:
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
+        self._steps = self._skipped = 0
         self._bar = tqdm(total=total_steps, unit="step", ncols=100, mininterval=0.5) if watched() else None
 
     def step(self, record: StepRecord) -> None:
@@ -33,8 +34,10 @@ class Console:
         )
         for name, loss in (("mtp", record.mtp_loss), ("balance", record.balance_loss)):
             line += "" if loss is None else f"  {name} {loss:.6f}"
+        self._steps += 1
         if not record.updated:
-            line += "  skipped: not finite"
+            self._skipped += 1
+            line += "  skipped: not finite" if record.valid_tokens else "  skipped: no valid token"
         self._print(line)
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {record.loss:.4f}")
@@ -54,5 +57,8 @@ class Console:
             tqdm.write(line)
 
     def close(self) -> None:
+        """Take the bar away, and say how many steps were skipped if any were."""
         if self._bar is not None:
             self._bar.close()
+        if self._skipped:
+            print(f"Skipped were {self._skipped} of {self._steps} steps: they changed nothing.", flush=True)

@@ -22,7 +22,7 @@ class RunFiles:
     """The files of one run in `folder`, which appears with the first step: a run that fails before leaves nothing.
 
     metrics.jsonl holds one JSON object a step, the fields of `StepRecord` that the model has, and one for each
-    evaluation, those of `EvaluationRecord`; a number that is not finite is null.
+    evaluation, those of `EvaluationRecord`; a number that is not finite is null, and left out of TensorBoard's curves.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +42,7 @@ class RunFiles:
             self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
             self._events = SummaryWriter(str(self.folder / "tensorboard"))
         values = {name: value for name, value in asdict(record).items() if value is not None}
-        for name in (name for name in scalars if name in values):
+        for name in (name for name in scalars if math.isfinite(values.get(name, math.nan))):
             self._events.add_scalar(name, values[name], record.step)
         self._events.flush()
         values = {name: _json_number(value) for name, value in values.items()}

@@ -10,14 +10,14 @@ class StepRecord:
     """One training step.
 
     step:              counted from 1.
-    loss:              mean over the valid tokens of the global batch.
-    lr:                the learning rate that this step applied.
-    grad_norm:         global L2 norm before clipping.
+    loss:              mean over the valid tokens of the global batch; NaN where there is none, as other losses.
+    lr:                the learning rate that this step applied, or would have.
+    grad_norm:         global L2 norm before clipping; NaN where there is no valid token.
     tokens_per_second: tokens of the global batch per second, over all ranks.
     seconds:           of the step, reading its batch included.
     valid_tokens:      tokens that the loss is the mean of.
     consumed_samples:  samples of all steps so far, this one included.
-    updated:           False where a non-finite step was skipped.
+    updated:           False where the step was skipped: it was not finite, or valid_tokens is 0.
     mtp_loss:          mean loss of the multi-token-prediction layer, without its weight; None where there is none.
     balance_loss:      auxiliary loss of all routers, with its coefficient; None for a model without experts.
     """

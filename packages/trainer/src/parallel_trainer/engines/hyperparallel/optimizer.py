@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, mint
+from mindspore import Tensor, mint, ops
 
 from parallel_trainer.engines.hyperparallel.modules import local
 from parallel_trainer.engines.hyperparallel.runtime import gradient_of, named_parameters
@@ -33,16 +33,19 @@ class AdamW:
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
         self.steps = 0
 
-    def step(self, lr: float) -> None:
-        """One update of every parameter that has a gradient."""
+    def step(self, lr: float) -> bool:
+        """One update of every parameter that has a gradient; whether all values are finite after it."""
         self.steps += 1
+        finite: list[Tensor] = []
         with ms._no_grad():
             for name, parameter in named_parameters(self._chunks):
                 gradient = gradient_of(parameter)
                 if name in self._decays and gradient is not None:
-                    self._update(name, local(parameter), gradient, lr)
+                    finite.append(self._update(name, local(parameter), gradient, lr))
+            return not finite or bool(ops.stack(finite).all().asnumpy())
 
-    def _update(self, name: str, value: Tensor, gradient: Tensor, lr: float) -> None:
+    def _update(self, name: str, value: Tensor, gradient: Tensor, lr: float) -> Tensor:
+        """Update one parameter; a bool tensor without dimensions, whether it is finite after it."""
         if name not in self._moments:
             self._moments[name] = mint.zeros(value.shape, dtype=value.dtype), mint.zeros(value.shape, dtype=value.dtype)
         first, second = self._moments[name]
@@ -58,3 +61,4 @@ class AdamW:
         change = first / (mint.sqrt(second / number(scale2)) + number(self._eps)) * number(lr / scale1)
         kept = 1 - lr * self._weight_decay if self._decays[name] else 1.0
         value.copy_(value * number(kept) - change)
+        return mint.isfinite(value).all()

@@ -32,7 +32,7 @@ from parallel_trainer.parallel.pipeline import stage_units
 from parallel_trainer.parallel.routing_record import ExpertLoads
 from parallel_trainer.parallel.sequence import attention_blocks, shards
 from parallel_trainer.parallel.weights import Weight, initial_values
-from parallel_trainer.step import StepResult, ValidTokens, skipped_in_a_row
+from parallel_trainer.step import StepResult, ValidTokens, check_update, skipped_in_a_row
 
 
 class HyperParallelTrainer:
@@ -98,31 +98,36 @@ class HyperParallelTrainer:
 
     def train_step(self) -> StepResult:
         """Train on the next global batch. Collective over the world. Raises UserError as `training_step` does."""
-        batches = own_tokens(self._loader.micro_batches(self.consumed), self._shard, len(self.model.losses))
-        self._start_step(list(batches))
-        self._execution.step()
+        batches = list(own_tokens(self._loader.micro_batches(self.consumed), self._shard, len(self.model.losses)))
+        self._tokens = ValidTokens.of(batches, self.groups["loss"], losses=len(self.model.losses))
+        self._result = self._tokens.skipped
+        if self._result is None:
+            self._start_step(batches, self._tokens)
+            self._execution.step()
         result = self._result
         assert result is not None, "the program's last phase calls the optimizer"
-        if self.job.model.expert_layers:
+        self.loads = None
+        if self.job.model.expert_layers and result.valid_tokens:
             self.loads = self._record.collect(self.groups["world"])
             result = evolve(result, balance_loss=self.loads.balance_loss)
             if result.updated:
                 self._update_biases(self.loads)
+        elif self.job.model.expert_layers:
+            result = evolve(result, balance_loss=math.nan)
         self.step += 1
         self.consumed += self.job.plan.global_batch_size
         self.skipped = skipped_in_a_row(self.skipped, self.job.config.training, updated=result.updated)
         return result
 
-    def _start_step(self, batches: list[MicroBatch]) -> None:
-        """Make inputs of the micro-batches, and count the tokens of the global batch that each loss is the mean over.
+    def _start_step(self, batches: list[MicroBatch], tokens: ValidTokens) -> None:
+        """Make inputs of the micro-batches, and say what their losses are multiplied by.
 
         A loss that is the mean over the tokens of the global batch is, for HyperParallel, which multiplies by
         1/(world_size // pp)/micro-batches and adds up, a sum times what makes up for that. Tensor-parallel ranks, which
         each have the same loss, are among those that it divides by.
         """
         loss_group = self.groups["loss"]
-        self._tokens = ValidTokens.of(batches, loss_group, losses=len(self.model.losses))
-        factors = np.array(self.model.loss_weights) * loss_group.size * len(batches) / self._tokens.divisors
+        factors = np.array(self.model.loss_weights) * loss_group.size * len(batches) / tokens.divisors
         for chunk in self.chunks:
             chunk.start_step(factors.tolist())
         together = [batches] if self.job.plan.pp > 1 else [[batch] for batch in batches]
@@ -131,11 +136,18 @@ class HyperParallelTrainer:
     def _finish_step(self, norm: float) -> None:
         sums = np.sum([chunk.sums for chunk in self.chunks], axis=0)
         summed = self.groups["pp"].all_reduce(self.groups["loss"].all_reduce(sums))
-        skip = self.job.config.training.use_skip_step_on_nan
+        training, lr = self.job.config.training, self.lr
         assert self._tokens is not None, "a step begins by counting them"
-        self._result = self._tokens.result(summed, norm, lr=self.lr, skip_non_finite=skip)
+        self._result = self._tokens.result(
+            summed,
+            norm,
+            lr=lr,
+            max_norm=training.max_norm,
+            dtype=self.job.dtype,
+            skip_non_finite=training.use_skip_step_on_nan,
+        )
         if self._result.updated:
-            self._optimizer.step(self.lr)
+            check_update(self._optimizer.step(lr), self.groups["world"], lr=lr)
 
     def _update_biases(self, loads: ExpertLoads) -> None:
         """Move each router's bias as `expert_parallel.update_biases` does; every rank has all of them."""
