@@ -9,10 +9,8 @@ import pytest
 from device_mesh import connect
 from parallel_trainer.errors import UserError
 from parallel_trainer.optim.adamw import AdamW
-from parallel_trainer.optim.decay import decays
 from parallel_trainer.optim.gradient_norm import clip_coefficient, global_norm
 from parallel_trainer.optim.schedules import build_schedule
-from parallel_trainer.parallel.weights import Normal, Weight
 
 
 def schedule(kind: str, **options: object):
@@ -48,6 +46,21 @@ def test_schedule(kind, options, expected):
 
 
 @pytest.mark.parametrize(
+    ("warmup", "millionths"),
+    [
+        ({"warmup_steps": 10}, [0, 100, 200, 300, 400, 500, 600, 700, 800, 900]),
+        ({"warmup_ratio": 1}, [0, 100, 200, 300, 400, 500, 600, 700, 800, 900]),
+        ({"warmup_steps": 20}, [0, 50, 100, 150, 200, 250, 300, 350, 400, 450]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["CosineWithWarmUpLR", "LinearWithWarmUpLR", "ConstantWarmUpLR"])
+def test_warm_up_as_long_as_the_run_or_longer(kind, warmup, millionths):
+    """PUB2-LR-01, rows a and b: that the rate of the file is never reached is said by parallel-config."""
+    rate = build_schedule(kind, 0.001, total_steps=10, options=warmup)
+    assert [rate(step) for step in range(10)] == pytest.approx([number * 1e-6 for number in millionths])
+
+
+@pytest.mark.parametrize(
     ("kind", "options", "named"),
     [
         ("CosineAnnealingLR", {"warmup_steps": 0}, "CosineAnnealingLR"),
@@ -62,22 +75,6 @@ def test_schedule(kind, options, expected):
 def test_schedule_refuses(kind, options, named):
     with pytest.raises(UserError, match=named):
         schedule(kind, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "include", "exclude", "expected"),
-    [
-        ("model.layers.0.mlp.up_proj.weight", (8, 4), None, None, True),
-        ("model.norm.weight", (8,), None, None, False),
-        ("model.layers.0.self_attn.q_proj.bias", (8, 1), None, None, False),
-        ("model.norm.weight", (8,), ["model.norm.weight"], None, True),
-        ("model.embed_tokens.weight", (8, 4), None, ["embed"], False),
-        ("model.layers.3.mlp.up_proj.weight", (8, 4), None, ["model.layers.*.mlp.*"], False),
-        ("model.embed_tokens.weight", (8, 4), ["*embed*"], ["embed"], True),
-    ],
-)
-def test_decay_rules(name, shape, include, exclude, expected):
-    assert decays(Weight(name, shape, init=Normal(1.0)), include=include, exclude=exclude) is expected
 
 
 def test_adamw_equals_the_published_algorithm_one_number_at_a_time():

@@ -1,4 +1,4 @@
-"""A configuration checked and made ready to run, before any rank starts and without importing MindSpore."""
+"""A configuration checked and made ready to run, before any rank starts, and without MindSpore where that can be."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from parallel_trainer.data.gpt_dataset import Dataset
 from parallel_trainer.data.held_out import HeldOut
 from parallel_trainer.data.loader import BatchLoader, build_dataset
 from parallel_trainer.errors import UserError
+from parallel_trainer.kernels import kernels
+from parallel_trainer.models import build_model
 from parallel_trainer.models.config import model_config
 from parallel_trainer.models.section import ModelConfig
+from parallel_trainer.optim.decay import decay_notes
 from parallel_trainer.optim.schedules import Schedule, build_schedule
 from parallel_trainer.precision import MixedPrecision, ascend_precision, compute_dtype
 from parallel_trainer.report.experts import watched_layers
@@ -161,6 +164,7 @@ def prepare(
     held_out = None
     if dataset or "eval_dataset.dataloader" in written_fields(config):  # a fault of a shared one has been said
         held_out = attempt(lambda: HeldOut.of(config, vocab_size=model.vocab_size if model else 2**31))
+    decay = attempt(lambda: decay_rules(config, model, device)) if model else ()
     if engine == "hyperparallel" and model and computing:
         from parallel_trainer.engines.hyperparallel.program import check_run, run_notes  # loads MindSpore
 
@@ -168,7 +172,7 @@ def prepare(
     if found or not (model and computing and schedule and dataset):
         raise UserError("parallel-train cannot run this file:", list(dict.fromkeys(found)))
     chosen, note = computing
-    notes = [] if note is None else [note]
+    notes = [*([] if note is None else [note]), *(decay or ())]
     ignored = fields_without_effect(config, engine)
     if ignored:
         notes.append(f"The file sets fields that have no effect with engine {engine}: {', '.join(ignored)}.")
@@ -187,6 +191,15 @@ def _precision(config: TrainConfig, dtype: str | None, device: Device) -> tuple[
         return ascend_precision(config)
     found, note = (np.dtype(dtype), None) if dtype else compute_dtype(config)
     return MixedPrecision(found.name, found.name), note
+
+
+def decay_rules(config: TrainConfig, model: ModelConfig, device: Device) -> tuple[str, ...]:
+    """Notes on what the file's rules of weight decay match; raises UserError where one matches no weight."""
+    section = config.optimizer
+    if not (section.weight_decay_include or section.weight_decay_exclude):
+        return ()
+    # Names of weights are the model's, which needs MindSpore: imported for these files alone.
+    return decay_notes(build_model(model, kernels(device)).weights, config)
 
 
 def _schedule(config: TrainConfig) -> Schedule:

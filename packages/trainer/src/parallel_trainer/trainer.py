@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from attrs import evolve
 from device_mesh import AxisCommunicators, Communicator, ParallelMesh, Traffic
-from parallel_config.schema import Optimizer
 
 from parallel_trainer.batch import MicroBatch
 from parallel_trainer.device import start_mindspore
@@ -18,7 +17,7 @@ from parallel_trainer.job import Job
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.optim.adamw import AdamW
-from parallel_trainer.optim.decay import decays
+from parallel_trainer.optim.decay import decaying
 from parallel_trainer.parallel.chunk import Chunk
 from parallel_trainer.parallel.context_parallel import build_attention, own_tokens
 from parallel_trainer.parallel.dtypes import DTYPES
@@ -118,7 +117,7 @@ class Trainer:
         beta1, beta2 = config.optimizer.betas
         self.optimizer = AdamW(
             self.weights.values[: self.weights.trainable_size],
-            decay=_decay_mask(self.weights, config.optimizer),
+            decay=_decay_mask(self.weights, decaying(model.weights, config.optimizer)),
             betas=(beta1, beta2),
             eps=config.optimizer.eps,
             weight_decay=config.optimizer.weight_decay,
@@ -209,10 +208,8 @@ def _sharers(weight_ranks: Mapping[str, tuple[int, ...]], group: Communicator) -
     }
 
 
-def _decay_mask(weights: ShardedWeights, section: Optimizer) -> np.ndarray:
+def _decay_mask(weights: ShardedWeights, decays: Mapping[str, bool]) -> np.ndarray:
     mask = np.empty(weights.trainable_size, np.bool_)
     for sharded in weights.trainable:
-        mask[sharded.slice] = decays(
-            sharded.weight, include=section.weight_decay_include, exclude=section.weight_decay_exclude
-        )
+        mask[sharded.slice] = decays[sharded.weight.name]
     return mask

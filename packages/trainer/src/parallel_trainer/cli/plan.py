@@ -14,7 +14,8 @@ from parallel_config import plan as plan_of
 from parallel_trainer.balance import ORDERS, attention_work
 from parallel_trainer.engines.choice import add_option, choose
 from parallel_trainer.errors import UserError
-from parallel_trainer.job import Job, degrees, prepare
+from parallel_trainer.job import Job, decay_rules, degrees, prepare
+from parallel_trainer.models.config import model_config
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,6 +69,7 @@ def _calls(config: TrainConfig, world_size: int, rank: int | None) -> Iterator[s
     plan = plan_of(config, world_size)
     _check_rank(rank, world_size)
     made, alike = program(config, world_size, rank or 0), world_size // plan.pp
+    notes = decay_rules(config, model_config(config.model), "cpu")
     first = (rank or 0) // alike * alike
     yield f"# ranks: {world_size} = {degrees(plan)}"
     if plan.pp == 1:
@@ -76,6 +78,7 @@ def _calls(config: TrainConfig, world_size: int, rank: int | None) -> Iterator[s
         others = ", ".join(str(each) for each in range(0, world_size, alike) if each != first)
         these = f"Ranks {first}-{first + alike - 1} call" if alike > 1 else f"Rank {first} calls"
         yield f"# {these} HyperParallel 1.0 like this; others: --rank {others}."
+    yield from (f"# {note}" for note in notes)
     yield from lines(made)
 
 

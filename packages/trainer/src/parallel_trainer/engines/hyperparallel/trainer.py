@@ -25,7 +25,7 @@ from parallel_trainer.engines.hyperparallel.runtime import move_to, named_parame
 from parallel_trainer.job import Job, in_one_type
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
-from parallel_trainer.optim.decay import decays
+from parallel_trainer.optim.decay import decaying
 from parallel_trainer.parallel.context_parallel import own_tokens
 from parallel_trainer.parallel.expert_parallel import bias_change, build_expert_parallel
 from parallel_trainer.parallel.pipeline import stage_units
@@ -74,10 +74,9 @@ class HyperParallelTrainer:
         self._loader = job.loader(self.mesh.shard_index(communicator.rank))
         section = config.optimizer
         beta1, beta2 = section.betas
-        rules = {"include": section.weight_decay_include, "exclude": section.weight_decay_exclude}
         self._optimizer = AdamW(
             self.chunks,
-            {weight.name: decays(weight, **rules) for weight in self.model.weights if weight.trainable},
+            decaying(self.model.weights, section),
             betas=(beta1, beta2),
             eps=section.eps,
             weight_decay=section.weight_decay,
