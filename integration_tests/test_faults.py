@@ -18,6 +18,7 @@ from types import MappingProxyType
 import pytest
 from attrs import frozen
 from cases import Case, Model
+from msrun import interruptible
 from test_command import COMMAND, END_SECONDS, RANK, call, metrics, refused, running
 
 pytestmark = pytest.mark.timeout(1200)
@@ -145,6 +146,7 @@ def begun(
     command = [*COMMAND, "run", str(config), "--nproc", str(RANKS), "--output", output]
     with (
         log.open("w") as file,
+        interruptible(),
         subprocess.Popen(
             command, cwd=place.folder, stdout=file, stderr=subprocess.STDOUT, env=os.environ | environment
         ) as process,

@@ -26,6 +26,11 @@ MSRUN = {
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, Launch("mpi", 2, 0)),
         ({"PMIX_RANK": "3", "SLURM_STEP_NUM_TASKS": "6"}, Launch("mpi", 6, 3)),
         ({"PMIX_RANK": "3"}, Launch("mpi", None, 3)),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "prterun-a-7@1"}, Launch("mpi", None, 0)),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, None),  # of the shell
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0", "SLURM_STEP_NUM_TASKS": "2"}, Launch("mpi", 2, 1)),
+        ({"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1"}, Launch("mpi", 4, 3, 1)),
         ({"PMI_PORT": "localhost:4711", "PMI_ID": "2"}, Launch("mpi", None, 2)),
         (MSRUN, Launch("msrun", 8, 5, 1)),
         (MSRUN | {"MS_ROLE": "MS_SCHED", "RANK_ID": "0"}, Launch("msrun-scheduler", 8)),

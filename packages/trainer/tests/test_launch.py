@@ -32,9 +32,21 @@ def test_ranks_that_mpi_does_not_connect_do_not_train_copies() -> None:
 
 
 def test_ranks_of_pmix_do_not_train_copies() -> None:
-    """The launcher tells MPI alone how many there are; MPICH, which does not speak PMIx, says that and ends."""
-    for rank in (0, 1):
-        assert joined(rank, {"PMIX_RANK": "{rank}"}).returncode != 0
+    """The launcher tells MPI alone how many there are, and PyPI's MPICH does not know PMIx: one of them says so."""
+    first, second = (joined(rank, {"PMIX_RANK": "{rank}"}) for rank in (0, 1))
+    assert 0 not in (first.returncode, second.returncode)
+    assert "env -u PMIX_RANK -u PMIX_NAMESPACE" in first.stderr
+    assert second.stderr == ""
+
+
+def test_one_rank_needs_no_mpi() -> None:
+    """PUB2-LAUNCH-04: shared memory that MPI does not make is not left behind."""
+    program = (
+        "import sys\nfrom device_mesh import connect, launched\nassert launched().size == connect().size == 1\n"
+        "sys.exit('mpi4py' in sys.modules)"
+    )
+    environment = os.environ | {"PMI_SIZE": "1", "PMI_RANK": "0", "PMI_FD": "97"}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, check=False).returncode == 0
 
 
 def test_ranks_have_the_time_to_save_however_often_a_scheduler_says_terminate() -> None:

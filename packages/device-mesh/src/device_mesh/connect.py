@@ -31,7 +31,8 @@ def connect(
     Raises:
         ValueError: an unknown backend.
         ModuleNotFoundError: mpi4py or MindSpore is needed and not installed.
-        LaunchError: the workers of msrun do not find each other; "mindspore" under mpiexec.
+        LaunchError: the workers of msrun do not find each other; /dev/shm is too small for the ranks of this
+        machine; PMIx started the ranks and MPI does not know it; "mindspore" under mpiexec.
         SystemExit: in the process that msrun starts as scheduler, when the job is over: it has no rank.
     """
     if backend not in ("auto", "single", "mpi", "mindspore"):
@@ -39,6 +40,8 @@ def connect(
     launch = launched()
     if backend == "auto":
         backend = "single" if launch is None else "mpi"
+    if backend == "mpi" and launch is not None and launch.kind == "mpi" and launch.size == 1:
+        backend = "single"  # without MPI, which would make shared memory for nobody
     if backend == "mpi" and launch is not None and launch.kind != "mpi":
         from device_mesh import msrun  # and with it asyncio, which others do without
 
@@ -48,15 +51,15 @@ def connect(
     if debug is None:
         debug = os.environ.get("DEVICE_MESH_DEBUG", "") not in ("", "0")
     if backend == "mpi":
-        communicator = _mpi_world()
+        communicator = _mpi_world(launch)
     else:
         communicator = SingleCommunicator() if backend == "single" or launch is None else _mindspore_world(launch)
     return CheckedCommunicator.over(communicator, debug_timeout_seconds) if debug else communicator
 
 
-def _mpi_world() -> Communicator:
+def _mpi_world(launch: Launch | None) -> Communicator:
     try:
-        from device_mesh import mpi
+        from device_mesh import mpi_start
     except ModuleNotFoundError as error:
         if error.name != "mpi4py":
             raise
@@ -64,6 +67,9 @@ def _mpi_world() -> Communicator:
             "the mpi backend needs mpi4py, which is not installed: pip install 'device-mesh[mpi]'",
             name="mpi4py",
         ) from error
+    mpi_start.start(launch)
+    from device_mesh import mpi
+
     return mpi.world()
 
 

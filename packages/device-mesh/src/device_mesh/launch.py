@@ -8,17 +8,19 @@ import time
 from collections.abc import Mapping
 from typing import Literal, NoReturn
 
-from attrs import frozen
+from attrs import field, frozen
 
 _KILL_SECONDS = 8.0
 
 Kind = Literal["mpi", "msrun", "msrun-scheduler"]
 
+PMIX = "PMIX_RANK"
+
 # By launcher: the variable that gives it away, and those of the number of ranks and of this process's own.
 _MPI_LAUNCHERS = (
     ("PMI_SIZE", "PMI_SIZE", "PMI_RANK"),  # mpiexec of MPICH and its relatives, srun --mpi=pmi2
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI's mpiexec
-    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", "PMIX_RANK"),  # srun --mpi=pmix; PMIx itself tells the size to MPI only
+    (PMIX, "SLURM_STEP_NUM_TASKS", PMIX),  # srun --mpi=pmix; PMIx itself tells the size to MPI only
     ("PMI_PORT", "MS_WORKER_NUM", "PMI_ID"),  # a PMI-1 server of the user's own
     ("PMI_FD", "MS_WORKER_NUM", "PMI_RANK"),
 )
@@ -37,12 +39,14 @@ class Launch:
     size: how many ranks were started; None where the launcher says it to MPI only.
     rank: which of them this process is; None where the launcher does not say.
     local_rank: its number among the ranks of this node; None where the launcher does not say.
+    sign: the variable that gave the launcher away.
     """
 
     kind: Kind
     size: int | None = None
     rank: int | None = None
     local_rank: int | None = None
+    sign: str = field(default="", eq=False)
 
     @property
     def speaks(self) -> bool:
@@ -67,6 +71,9 @@ class Launch:
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """How this process was started; None if no launcher did.
 
+    A shell that `srun --mpi=pmix` opened leaves PMIX_RANK to whatever is called in it. That is no launch where Slurm
+    says that its step has one task, or has not said how many, as it does in each task of a step.
+
     msrun goes before the others, since it may itself have been started by one (srun, one msrun a node); a
     PMI-1 server that PMI_PORT names goes before msrun.
     """
@@ -74,18 +81,25 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     if of_msrun and "PMI_PORT" not in environment:
         return _msrun(environment)
     for sign, size, rank in _MPI_LAUNCHERS:
-        if sign in environment:
-            return Launch("mpi", _number(environment, size), _number(environment, rank))
+        if sign in environment and not (sign == PMIX and _left_over(environment)):
+            local = _number(environment, "MPI_LOCALRANKID")  # MPICH's mpiexec
+            return Launch("mpi", _number(environment, size), _number(environment, rank), local, sign)
     return None
+
+
+def _left_over(environment: Mapping[str, str]) -> bool:
+    """Whether PMIx's variables are those of a shell that Slurm opened, and not of this process."""
+    tasks = environment.get("SLURM_STEP_NUM_TASKS")
+    return tasks == "1" or (tasks is None and environment.get("PMIX_NAMESPACE", "").startswith("slurm."))
 
 
 def _msrun(environment: Mapping[str, str]) -> Launch:
     size = _number(environment, "MS_WORKER_NUM")
     if environment.get("MS_ROLE") == "MS_SCHED":
-        return Launch("msrun-scheduler", size)
+        return Launch("msrun-scheduler", size, sign="MS_ROLE")
     # Where msrun leaves the numbering to the cluster, workers beside the scheduler inherit its RANK_ID of 0.
     rank = _number(environment, "MS_NODE_ID" if "MS_NODE_ID" in environment else "RANK_ID")
-    return Launch("msrun", size, rank, _number(environment, "DEVICE_ID"))
+    return Launch("msrun", size, rank, _number(environment, "DEVICE_ID"), "MS_WORKER_NUM")
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +15,7 @@ from device_mesh import buffers
 from device_mesh.collectives import FollowedUp, PairedCollectives
 from device_mesh.communicator import Array, Communicator, ReduceOp, Request
 from device_mesh.half import is_bfloat16, wide
+from device_mesh.shared_memory import unlink_segments
 from device_mesh.single import SingleCommunicator
 from device_mesh.waiting import Wait, choose, hold_core
 
@@ -27,24 +26,14 @@ def world() -> Communicator:
     """The communicator of all ranks that the launcher started."""
     comm = MPI.COMM_WORLD
     if comm.size == 1:
+        unlink_segments()
         return SingleCommunicator()
     here = comm.Split_type(MPI.COMM_TYPE_SHARED)
     wait = choose(comm, here)
     if here.rank == 0:
-        _unlink_segments()
+        unlink_segments()
     here.Free()
     return MpiCommunicator(comm, tuple(range(comm.size)), wait)
-
-
-def _unlink_segments() -> None:
-    """Take the names off the shared memory that MPICH's ranks of this node use, once all of them have it.
-
-    MPICH removes it when a job ends well; a job that is killed would leave it to the machine.
-    """
-    with suppress(OSError):
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-            if (name := line.partition("/dev/shm/mpich_shm_")[2]) and not name.endswith("(deleted)"):
-                Path(f"/dev/shm/mpich_shm_{name}").unlink(missing_ok=True)
 
 
 @frozen(eq=False)

@@ -27,9 +27,11 @@ from urllib.parse import unquote
 
 from attrs import define, frozen
 
+from device_mesh import shared_memory
 from device_mesh.launch import Launch, LaunchError, launched
 from device_mesh.pmi import LINE_BYTES, parse
 from device_mesh.rendezvous import FULL, Aborted, Ended, Rendezvous, keep_alive
+from device_mesh.variables import of_another_start
 
 _RETRY_SECONDS = 0.1
 _LOCAL_SCHEDULER_SECONDS = 60.0
@@ -122,7 +124,8 @@ async def _serve(rendezvous: Rendezvous, listener: socket.socket, msrun: Msrun |
         if msrun is None or not msrun.is_gone():
             end(signal.SIGTERM)
 
-    loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a job in the background has it
+        loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT)
     # Where msrun got the same signal, the workers end by themselves; it may be a moment behind.
     loop.add_signal_handler(signal.SIGTERM, loop.call_later, _MSRUN_SECONDS, end_unless_with_msrun)
     await rendezvous.serve(listener)
@@ -210,14 +213,29 @@ def join() -> None:
             "mpi4py.MPI was imported before connect(), and each worker has begun as an MPI of its own: connect first",
         )
     msrun = Msrun.that_joins()
+    _check_memory(launch, msrun)
     connection = _reach(where, launch, msrun)
     _greet(connection, where, launch, msrun)
-    for name in [name for name in os.environ if name.startswith(("PMI_", "PMIX_"))]:
+    for name in of_another_start(os.environ):
         del os.environ[name]  # of the launcher that started msrun
     os.environ |= {"PMI_FD": str(os.dup(connection.fileno())), "PMI_RANK": str(launch.rank)}
     os.environ["PMI_SIZE"] = str(where.size)
     watcher = _Watcher(connection, launch, where, msrun)
     threading.Thread(target=watcher.run, name="msrun-scheduler", daemon=True).start()
+
+
+def _check_memory(launch: Launch, msrun: Msrun | None) -> None:
+    """Where the number of workers here is known they fail together; else those that do not fit beside the first."""
+    workers = None if msrun is None else msrun.workers
+    try:
+        shared_memory.check(workers or (launch.local_rank or 0) + 1)
+    except LaunchError as error:
+        if workers is None:
+            raise
+        problem = str(error)
+    else:
+        return
+    _fail_together(launch, problem)
 
 
 def _reach(where: _Scheduler, launch: Launch, msrun: Msrun | None) -> socket.socket:

@@ -21,7 +21,7 @@ from parallel_trainer.checkpoint.save import Saver, saves
 from parallel_trainer.engines.choice import add_option, check_trains, choose
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
-from parallel_trainer.launch.joining import join, refuse, with_rank_environment
+from parallel_trainer.launch.joining import join, left_over, refuse, starts_ranks, with_rank_environment
 from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.launch.stopping import StopRequest
 from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Start the ranks, or be one of them."""
     launch = launched()
     output = args.output or Path("output") / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if launch is not None:
+    if launch is not None and not starts_ranks(launch, args.nproc):
         return _in_launch(launch, args, output)
     if args.device == "ascend":
         raise UserError(f"--device ascend: {_HOW_ON_ASCEND}")
@@ -121,7 +121,8 @@ def _in_launch(launch: Launch, args: argparse.Namespace, output: Path) -> int:
     if None not in (args.nproc, launch.size) and args.nproc != launch.size:
         refuse(
             launch,
-            f"--nproc {args.nproc} does not match: a launcher started {launch.size} ranks. Leave --nproc out there.",
+            f"--nproc {args.nproc} does not match: a launcher started {launch.size} ranks. Leave --nproc out there. "
+            f"{left_over(launch)}",
         )
     with_rank_environment(launch, _arguments(args, output, args.engine))
     communicator = connect("mindspore") if args.device == "ascend" else join(launch)

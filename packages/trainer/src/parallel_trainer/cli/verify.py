@@ -17,6 +17,7 @@ from parallel_config import load
 from parallel_trainer.engines.choice import check_native, choose
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
+from parallel_trainer.launch.joining import left_over, starts_ranks
 from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.trace import Trace, on_one_rank
 
@@ -60,8 +61,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Trace one rank, trace the plan, compare."""
-    if launched() is not None:
-        raise UserError("parallel-train verify starts its ranks itself: call it without mpiexec or msrun.")
+    launch = launched()
+    if launch is not None and not starts_ranks(launch, args.nproc):
+        raise UserError(
+            f"parallel-train verify starts its ranks itself: call it without mpiexec or msrun. {left_over(launch)}"
+        )
     config = load(args.config)
     check_native(choose(None, os.environ, config), "verify")
     if args.steps is None:

@@ -16,6 +16,21 @@ from parallel_trainer.launch.mpiexec import rank_environment
 _SHOW_SECONDS = 0.5
 
 
+def starts_ranks(launch: Launch | None, nproc: int | None) -> bool:
+    """Whether a command that was told `--nproc` starts its ranks itself.
+
+    It does so too where a launcher started this process alone, such as a shell that `srun` opened and its variables.
+    """
+    return launch is None or (launch.kind == "mpi" and launch.size == 1 and (nproc or 1) > 1)
+
+
+def left_over(launch: Launch) -> str:
+    """What to do where a launcher's variables do not mean this process."""
+    names = sorted(name for name in os.environ if name.startswith(launch.sign.split("_")[0]))
+    without = " ".join(f"-u {name}" for name in names)
+    return f"If {launch.sign} is left over from the shell: env {without}, then the command."
+
+
 def join(launch: Launch) -> Communicator:
     """The communicator of all ranks that the launcher started.
 

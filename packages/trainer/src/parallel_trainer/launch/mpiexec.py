@@ -12,6 +12,9 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from device_mesh import LaunchError, shared_memory
+from device_mesh.variables import for_own_mpiexec, names_hosts
+
 from parallel_trainer.errors import UserError
 from parallel_trainer.launch.openblas import openblas_environment
 
@@ -26,13 +29,22 @@ _PR_SET_PDEATHSIG = 1
 def run_ranks(world_size: int, arguments: Sequence[str], *, stop_on_sigterm: bool = False) -> int:
     """Run `python *arguments` as `world_size` ranks and return the job's exit code.
 
-    Ctrl-C, SIGTERM and SIGHUP reach the ranks as an interrupt; those that do not end within 10 s are killed. With
-    `stop_on_sigterm`, SIGTERM reaches them as it is and they take the time they need.
+    All start on this machine, whatever a batch system or another launcher left in the environment, unless it names
+    hosts (`device_mesh.variables`).
 
-    Raises UserError where the environment has no mpiexec.
+    Ctrl-C, SIGTERM and SIGHUP reach the ranks as an interrupt; those that do not end within 10 s are killed. With
+    `stop_on_sigterm`, SIGTERM reaches them as it is and they take the time they need. SIGINT and SIGHUP that this
+    process was started to ignore, as `nohup` and jobs in the background are, stay ignored.
+
+    Raises UserError where the environment has no mpiexec or the machine too little shared memory.
     """
     command = [_mpiexec(), "-n", str(world_size), sys.executable, *arguments]
-    environment = rank_environment(world_size, os.environ)
+    if not names_hosts(os.environ):
+        try:
+            shared_memory.check(world_size)
+        except LaunchError as error:
+            raise UserError(str(error)) from error
+    environment = rank_environment(world_size, for_own_mpiexec(os.environ))
     # A session of its own: the terminal's Ctrl-C reaches us alone, and we pass it on.
     with (
         _signals_as_interrupt(),
@@ -41,7 +53,7 @@ def run_ranks(world_size: int, arguments: Sequence[str], *, stop_on_sigterm: boo
             env=environment,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_prepare,
         ) as job,
     ):
         if stop_on_sigterm:
@@ -75,9 +87,14 @@ def _mpiexec() -> str:
     return found
 
 
-def _end_with_parent() -> None:
-    """In the child, before it becomes mpiexec: be terminated when the process that started us dies, however it does."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _prepare() -> None:
+    """In the child, before it becomes mpiexec: heed interrupts, which come from us alone, and end when we do.
+
+    Ranks that inherited an ignored SIGINT would not notice that they are to end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager
@@ -85,9 +102,8 @@ def _signals_as_interrupt() -> Iterator[None]:
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    # What is ignored stays so: `nohup` means that the run goes on when the terminal closes.
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    heeded = [signal.SIGTERM, *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP])]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:
