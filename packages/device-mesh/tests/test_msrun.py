@@ -81,7 +81,7 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Job]]:
         command = [*machine, BIN / "msrun", *numbers.split(), f"--master_port={port}", "--join=True"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
         environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3"}
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path)}
         with interruptible():
             process = subprocess.Popen(
                 [*command, f"--log_dir={tmp_path / name}", *options.split(), str(script)],
@@ -176,6 +176,28 @@ def test_one_worker(start: Callable[..., Job]) -> None:
     assert job.log("worker_0") == "rank 0 of 1 has [0.0, 1.0, 2.0]\n"
 
 
+def test_strangers_do_not_disturb_a_job_that_joins(start: Callable[..., Job], port: int) -> None:
+    """A flood of connections that say nothing, and ranks without the token, while the workers are on their way."""
+    job = start(early="if role == 'MS_WORKER': time.sleep(3)", workers=3)
+    job.until(lambda: "Waiting for 3 ranks" in job.log("scheduler"))
+    strangers = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(200)]
+    for rank, stranger in enumerate(strangers[-20:]):
+        stranger.sendall(f"cmd=initack pmiid={rank % 3} size=3\ncmd=abort exitcode=1\n".encode())
+    code, printed = job.wait()
+    for stranger in strangers:
+        stranger.close()
+    assert code == 0, printed
+    assert job.log("scheduler").splitlines()[-2:] == ["All 3 ranks have joined.", "All ranks have finished."]
+
+
+def test_workers_with_another_token_are_refused_in_words(start: Callable[..., Job]) -> None:
+    other = "if role == 'MS_WORKER': os.environ['DEVICE_MESH_TOKEN'] = 'another token of 20'"
+    code, printed = start(early=other).wait()
+    assert code != 0
+    assert printed.count("refused this worker: it does not know the token of the job here") == 1
+    assert "DEVICE_MESH_TOKEN_FILE" in printed
+
+
 def test_an_error_is_shown_once_and_ends_all(start: Callable[..., Job]) -> None:
     code, printed = start("1 / 0 if comm.rank else comm.barrier()", workers=3).wait()
     assert code != 0
@@ -228,7 +250,7 @@ def test_a_port_that_is_taken(start: Callable[..., Job], port: int) -> None:
     first.wait()
     with socket.create_server(("127.0.0.1", port)) as stranger:
         stranger.listen()
-        short = "from device_mesh import msrun; msrun._ANSWER_SECONDS = 2.0"
+        short = "from device_mesh import greeting; greeting.ANSWER_SECONDS = 2.0"
         code, printed = start(name="third", early=short).wait()
     assert code != 0
     assert f"Error: cannot listen on 127.0.0.1:{port}, where another program does." in printed

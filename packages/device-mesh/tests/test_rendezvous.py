@@ -2,115 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import unquote
 
 import pytest
-from attrs import define, field
-from device_mesh import rendezvous
-from device_mesh.pmi import LINE_BYTES, KeyValues, ProtocolError, parse
-from device_mesh.rendezvous import Aborted, Ended, Rendezvous, name_ranks
-
-SECONDS = 60.0
-
-
-@define
-class Job:
-    """A server in a thread of its own, and its clients."""
-
-    size: int
-    wait_seconds: float | None = None
-    job: str | None = None
-    said: list[str] = field(factory=list)
-    end: Ended | None = None
-    _server: Rendezvous = field(init=False)
-    _loop: asyncio.AbstractEventLoop = field(init=False)
-    _listener: socket.socket = field(factory=lambda: socket.create_server(("127.0.0.1", 0), backlog=128))
-    _thread: threading.Thread = field(init=False)
-    _clients: list[Client] = field(init=False, factory=list)
-    _started: threading.Event = field(init=False, factory=threading.Event)
-
-    def __enter__(self) -> Job:
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        assert self._started.wait(SECONDS)
-        return self
-
-    def _run(self) -> None:
-        async def serve() -> None:
-            self._loop = asyncio.get_running_loop()
-            self._server = Rendezvous(self.size, self.wait_seconds, self.said.append, job=self.job)
-            self._loop.call_soon(self._started.set)
-            await self._server.serve(self._listener)
-
-        try:
-            asyncio.run(serve())
-        except Ended as ended:
-            self.end = ended
-
-    def __exit__(self, *error: object) -> None:
-        for client in self._clients:
-            client.close()
-        with suppress(RuntimeError):  # its loop has ended
-            self._loop.call_soon_threadsafe(self._server.end, Ended("the test is over"))
-        self._thread.join(SECONDS)
-        self._listener.close()
-
-    def client(self) -> Client:
-        self._clients.append(Client(socket.create_connection(self._listener.getsockname(), timeout=SECONDS)))
-        return self._clients[-1]
-
-    def rank(self, rank: int, words: str = "") -> Client:
-        """A rank that has joined."""
-        client = self.client()
-        client.say(f"cmd=initack pmiid={rank} size={self.size}{words}")
-        assert client.hear() == {"cmd": "initack", "rc": "0"}
-        return client
-
-    def ranks(self, words: str = "") -> list[Client]:
-        """All ranks, which have been told to go on."""
-        clients = [self.rank(rank, words) for rank in range(self.size)]
-        for rank, client in enumerate(clients):
-            told = client.hear() | client.hear() | client.hear()
-            assert told == {"cmd": "set", "size": str(self.size), "rank": str(rank), "debug": "0"}
-        return clients
-
-    def ended(self) -> str:
-        """Why it ended, which it has to soon."""
-        self._thread.join(SECONDS)
-        assert not self._thread.is_alive()
-        return str(self.end)
-
-
-@define
-class Client:
-    socket: socket.socket
-
-    def say(self, line: str) -> None:
-        self.socket.sendall(f"{line}\n".encode())
-
-    def hear(self) -> dict[str, str]:
-        with self.socket.makefile("rb", buffering=0) as lines:
-            return parse(lines.readline(LINE_BYTES))
-
-    def ask(self, line: str) -> dict[str, str]:
-        self.say(line)
-        return self.hear()
-
-    def close(self) -> None:
-        self.socket.close()
-
-    def told_the_end(self) -> str:
-        """The reason that a rank is given before it is cut off."""
-        last = self.hear()
-        assert last["cmd"] == "ended"
-        assert self.socket.recv(1) == b""
-        return unquote(last["reason"])
+from device_mesh import greeting
+from device_mesh.pmi import LINE_BYTES, KeyValues, ProtocolError
+from device_mesh.rendezvous import Aborted, name_ranks
+from rendezvous_job import SECONDS, Client, Job
 
 
 @pytest.fixture
@@ -164,7 +65,7 @@ def test_nobody_goes_on_before_all_are_there(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("greeting", "reason"),
+    ("words", "reason"),
     [
         ("cmd=initack pmiid=3", "its rank is '3', and the job here has ranks 0 to 2"),
         ("cmd=initack pmiid=-1", "its rank is '-1', and the job here has ranks 0 to 2"),
@@ -174,9 +75,9 @@ def test_nobody_goes_on_before_all_are_there(job: Job) -> None:
         ("cmd=initack pmiid=0", "rank 0 has joined already, from 127.0.0.1:"),
     ],
 )
-def test_who_is_not_a_rank_is_refused_and_the_job_goes_on(job: Job, greeting: str, reason: str) -> None:
+def test_who_is_not_a_rank_is_refused_and_the_job_goes_on(job: Job, words: str, reason: str) -> None:
     joined = [job.rank(0)]
-    answer = job.client().ask(greeting)
+    answer = job.client().greet(words)
     assert answer["rc"] == "1"
     assert unquote(answer["reason"]).startswith(reason)
     joined += [job.rank(1), job.rank(2)]
@@ -187,19 +88,19 @@ def test_who_is_not_a_rank_is_refused_and_the_job_goes_on(job: Job, greeting: st
 @pytest.mark.parametrize(("own", "words"), [(None, " job=8"), ("7", " job=8"), ("7", "")])
 def test_ranks_and_schedulers_of_another_job_are_refused(own: str | None, words: str) -> None:
     with Job(2, job=own) as job:
-        answer = job.client().ask(f"cmd=initack pmiid=0 size=2{words}")
-        assert answer["rc"] == str(rendezvous.FULL)
+        answer = job.client().greet(f"cmd=initack pmiid=0 size=2{words}")
+        assert answer["rc"] == str(greeting.FULL)
         assert unquote(answer["reason"]) == (
             "it is of another job than the 2 ranks here: another job needs another port"
         )
-        assert job.client().ask(f"cmd=observe size=2 msrun=8{words}") == {"cmd": "observe", "rc": "1", "size": "2"}
+        assert job.client().greet(f"cmd=observe size=2 msrun=8{words}") == {"cmd": "observe", "rc": "1", "size": "2"}
         job.ranks("" if own is None else f" job={own}")
 
 
 def test_a_rank_too_many_is_told_that_the_job_has_all(job: Job) -> None:
     job.ranks()
-    answer = job.client().ask("cmd=initack pmiid=1 size=3")
-    assert answer["rc"] == str(rendezvous.FULL)
+    answer = job.client().greet("cmd=initack pmiid=1 size=3")
+    assert answer["rc"] == str(greeting.FULL)
     assert unquote(answer["reason"]).endswith("all 3 of the job here: another job needs another port")
 
 
@@ -210,6 +111,7 @@ def test_a_client_that_speaks_something_else_is_sent_away(job: Job, words: bytes
     stranger = job.client()
     stranger.socket.sendall(words)
     with suppress(ConnectionResetError):  # cut off with words unread
+        assert stranger.hear()["cmd"] == "challenge"
         assert stranger.socket.recv(1) == b""
     job.ranks()
     assert "a client at 127.0.0.1:" in job.said[0]
@@ -217,12 +119,13 @@ def test_a_client_that_speaks_something_else_is_sent_away(job: Job, words: bytes
 
 
 def test_clients_that_say_nothing_do_not_keep_ranks_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "FIRST_LINE_SECONDS", 5.0)
+    monkeypatch.setattr(greeting, "FIRST_LINE_SECONDS", 5.0)
     strangers = [job.client() for _ in range(100)]
     begin = time.monotonic()
     while (cut_off := sum(map(_cut_off, strangers))) < 100 - (3 + 64) and time.monotonic() < begin + SECONDS:
         time.sleep(0.05)
     assert cut_off == 100 - (3 + 64)  # at once: there is room for the ranks and 64 more
+    assert [_cut_off(stranger) for stranger in strangers].index(False) == cut_off  # the first of them
     while not all(map(_cut_off, strangers)) and time.monotonic() < begin + SECONDS:
         time.sleep(0.05)
     assert all(map(_cut_off, strangers))
@@ -230,11 +133,14 @@ def test_clients_that_say_nothing_do_not_keep_ranks_out(job: Job, monkeypatch: p
 
 
 def _cut_off(client: Client) -> bool:
+    """Whether the server has hung up after its challenge."""
     client.socket.setblocking(False)
     try:
-        return client.socket.recv(1) == b""
+        while client.socket.recv(LINE_BYTES):
+            pass
     except BlockingIOError:
         return False
+    return True
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
@@ -308,13 +214,13 @@ def test_a_rank_that_breaks_the_protocol_ends_the_job(job: Job, line: str, reaso
 
 
 def test_another_scheduler_waits_for_the_end_of_its_own_job_only(job: Job) -> None:
-    assert job.client().ask("cmd=observe size=4") == {"cmd": "observe", "rc": "1", "size": "3"}
+    assert job.client().greet("cmd=observe size=4") == {"cmd": "observe", "rc": "1", "size": "3"}
     observer = job.client()
-    assert observer.ask("cmd=observe size=3") == {"cmd": "observe", "rc": "0"}
+    assert observer.greet("cmd=observe size=3")["rc"] == "0"
     clients = job.ranks(" msrun=77")
-    assert job.client().ask("cmd=observe size=3")["rc"] == "1"
-    assert job.client().ask("cmd=observe size=3 msrun=78")["rc"] == "1"
-    assert job.client().ask("cmd=observe size=3 msrun=77")["rc"] == "0"
+    assert job.client().greet("cmd=observe size=3")["rc"] == "1"
+    assert job.client().greet("cmd=observe size=3 msrun=78")["rc"] == "1"
+    assert job.client().greet("cmd=observe size=3 msrun=77")["rc"] == "0"
     for client in clients:
         client.ask("cmd=finalize")
         client.close()
@@ -324,14 +230,22 @@ def test_another_scheduler_waits_for_the_end_of_its_own_job_only(job: Job) -> No
 def test_what_ranks_may_store_is_limited() -> None:
     values = KeyValues("job", 1)
     for key in range(1000):
-        values.answer({"cmd": "put", "key": str(key), "value": ""})
-    with pytest.raises(ProtocolError, match="stored a key beyond the 1,000 that 1 ranks may"):
-        values.answer({"cmd": "put", "key": "one more", "value": ""})
+        values.answer({"cmd": "put", "key": str(key), "value": ""}, 0)
+    values.answer({"cmd": "put", "key": "0", "value": "again"}, 0)
+    with pytest.raises(ProtocolError, match="stored more than the 1,000 keys that a rank may"):
+        values.answer({"cmd": "put", "key": "one more", "value": ""}, 0)
+
+
+def test_a_key_belongs_to_the_rank_that_stored_it() -> None:
+    values = KeyValues("job", 2)
+    assert values.answer({"cmd": "put", "key": "k", "value": "of 0"}, 0) == "cmd=put_result rc=0 msg=success"
+    assert values.answer({"cmd": "put", "key": "k", "value": "of 1"}, 1) == "cmd=put_result rc=-1 msg=key_of_rank_0"
+    assert values.answer({"cmd": "get", "key": "k"}, 1).endswith("value=of 0")
 
 
 @pytest.mark.parametrize("call", ["spawn", "publish_name", "unpublish_name", "lookup_name"])
 def test_what_is_not_offered_is_declined(call: str) -> None:
-    assert "rc=-1" in KeyValues("job", 1).answer({"cmd": call})
+    assert "rc=-1" in KeyValues("job", 1).answer({"cmd": call}, 0)
 
 
 def test_ranks_in_words() -> None:

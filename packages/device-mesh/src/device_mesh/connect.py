@@ -43,10 +43,10 @@ def connect(
     if backend == "mpi" and launch is not None and launch.kind == "mpi" and launch.size == 1:
         backend = "single"  # without MPI, which would make shared memory for nobody
     if backend == "mpi" and launch is not None and launch.kind != "mpi":
-        from device_mesh import msrun  # and with it asyncio, which others do without
+        from device_mesh import msrun, msrun_scheduler  # and with them asyncio, which others do without
 
         if launch.kind == "msrun-scheduler":
-            raise SystemExit(msrun.schedule())
+            raise SystemExit(msrun_scheduler.schedule())
         msrun.join()
     if debug is None:
         debug = os.environ.get("DEVICE_MESH_DEBUG", "") not in ("", "0")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+
 from attrs import define, field
 
 LINE_BYTES = 4096
@@ -32,9 +35,21 @@ def parse(line: bytes) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+async def read_line(reader: asyncio.StreamReader) -> bytes:
+    """The next line; empty at the end, however the connection came to it."""
+    try:
+        return await reader.readline()
+    except ValueError as error:
+        raise ProtocolError(f"sent a line of more than {LINE_BYTES} bytes") from error
+    except (ConnectionError, TimeoutError):
+        return b""
+
+
 @define
 class KeyValues:
     """What ranks tell each other before they can talk, and the answers to all requests that concern one rank alone.
+
+    A key belongs to the rank that stored it first.
 
     job_name: MPICH names its shared memory after it, so no other job may have it.
     size:     how many ranks the job has.
@@ -43,9 +58,11 @@ class KeyValues:
     job_name: str
     size: int
     _values: dict[str, str] = field(init=False, factory=dict)
+    _owners: dict[str, int] = field(init=False, factory=dict)
+    _stored: Counter[int] = field(init=False, factory=Counter)
 
-    def answer(self, request: dict[str, str]) -> str:
-        """The line that answers a request. Raises ProtocolError for a request that PMI-1 does not have."""
+    def answer(self, request: dict[str, str], rank: int) -> str:
+        """The line that answers a request of a rank. Raises ProtocolError for a request that PMI-1 does not have."""
         match request.get("cmd", ""):
             case "init":
                 return "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1"
@@ -58,7 +75,7 @@ class KeyValues:
             case "get_universe_size":
                 return f"cmd=universe_size rc=0 size={self.size}"
             case "put":
-                return self._put(request.get("key", ""), request.get("value", ""))
+                return self._put(request.get("key", ""), request.get("value", ""), rank)
             case "get":
                 value = self._values.get(request.get("key", ""))
                 if value is None:
@@ -68,13 +85,18 @@ class KeyValues:
                 return f"cmd={_NOT_OFFERED[name]} rc=-1 msg=not_offered"
         raise ProtocolError("sent a request that PMI-1 does not have")
 
-    def _put(self, key: str, value: str) -> str:
+    def _put(self, key: str, value: str, rank: int) -> str:
         if not 0 < len(key) <= _KEY_LENGTH or len(value) > _VALUE_LENGTH:
             raise ProtocolError(
                 f"stored a key of {len(key)} and a value of {len(value)} characters, where {_KEY_LENGTH} and "
                 f"{_VALUE_LENGTH} are the most"
             )
-        if len(self._values) >= _KEYS_PER_RANK * self.size:
-            raise ProtocolError(f"stored a key beyond the {_KEYS_PER_RANK * self.size:,} that {self.size} ranks may")
+        owner = self._owners.setdefault(key, rank)
+        if owner != rank:
+            return f"cmd=put_result rc=-1 msg=key_of_rank_{owner}"
+        if key not in self._values:
+            self._stored[rank] += 1
+        if self._stored[rank] > _KEYS_PER_RANK:
+            raise ProtocolError(f"stored more than the {_KEYS_PER_RANK:,} keys that a rank may")
         self._values[key] = value
         return "cmd=put_result rc=0 msg=success"

@@ -1,9 +1,9 @@
 """A server where the ranks of an MPI job find each other without mpiexec, and which notices when one of them dies.
 
-It speaks PMI-1. Each rank keeps one connection for as long as it lives. It says
-`cmd=initack pmiid=RANK size=RANKS msrun=ID job=ID` (all but its rank may be left out; `job` is said where one msrun
-starts all ranks) and is told to go on when all ranks have come. A connection that ends before `cmd=finalize` is a rank
-that died, and ends the job: the others are told `cmd=ended reason=...` and cut off.
+It speaks PMI-1. Each rank keeps one connection for as long as it lives. It shows that it knows the job's token
+(`greeting.py`), says `cmd=initack pmiid=RANK size=RANKS msrun=ID job=ID` (all but its rank may be left out; `job` is
+said where one msrun starts all ranks) and is told to go on when all ranks have come. A connection that ends before
+`cmd=finalize` is a rank that died, and ends the job: the others are told `cmd=ended reason=...` and cut off.
 """
 
 from __future__ import annotations
@@ -19,13 +19,8 @@ from urllib.parse import quote
 
 from attrs import define, field
 
-from device_mesh.pmi import LINE_BYTES, KeyValues, ProtocolError, parse
-
-FIRST_LINE_SECONDS = 10.0
-"""How long a client that has connected may take to say who it is."""
-
-FULL = 2
-"""The `rc` with which a rank too many is refused."""
+from device_mesh.greeting import FULL, Door, Greeting
+from device_mesh.pmi import LINE_BYTES, KeyValues, ProtocolError, parse, read_line
 
 _FLUSH_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
@@ -65,6 +60,7 @@ class _Member:
 class Rendezvous:
     """The ranks of one job, as its server sees them.
 
+    token:        what only processes of the job know.
     size:         how many ranks the job has.
     wait_seconds: how long they may take to join, and then to start MPI together; None: for ever.
     say:          takes each line that a person should read.
@@ -72,6 +68,7 @@ class Rendezvous:
     job:          the `job` that ranks must say they are of; None: they must say none.
     """
 
+    token: bytes
     size: int
     wait_seconds: float | None
     say: Callable[[str], None]
@@ -83,11 +80,12 @@ class Rendezvous:
     _met: bool = field(init=False, default=False)
     _waiting_since: float = field(init=False, factory=time.monotonic)
     _observers: list[asyncio.StreamWriter] = field(init=False, factory=list)
-    _strangers: int = field(init=False, default=0)
+    _door: Door = field(init=False)
     _refusals: int = field(init=False, default=0)
     _over: asyncio.Future[None] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._door = Door(self.token, self.size + _STRANGERS, self._refused)
         self._values = KeyValues(f"job_{os.getpid()}_{secrets.token_hex(8)}", self.size)
 
     async def serve(self, listener: socket.socket) -> None:
@@ -157,38 +155,23 @@ class Rendezvous:
         where = "{}:{}".format(*writer.get_extra_info("peername")[:2])
         keep_alive(writer.get_extra_info("socket"))
         try:
-            words = await self._first_words(reader, where)
-            if words.get("cmd") == "observe":
-                await self._observe(reader, writer, words)
-            elif words.get("cmd") == "initack" and (member := self._admit(words, reader, writer, where)) is not None:
+            greeting = await self._door.greet(reader, writer, where)
+            if greeting is None:
+                return
+            if greeting.words["cmd"] == "observe":
+                await self._observe(reader, writer, greeting)
+            elif (member := self._admit(greeting, reader, writer, where)) is not None:
                 await self._listen(member)
         except ConnectionError:
             pass
         finally:
             writer.close()
 
-    async def _first_words(self, reader: asyncio.StreamReader, where: str) -> dict[str, str]:
-        """What a client says first; nothing if that is not one of ours."""
-        if self._strangers >= self.size + _STRANGERS:
-            return {}
-        self._strangers += 1
-        try:
-            line = await asyncio.wait_for(_line(reader), FIRST_LINE_SECONDS)
-        except (TimeoutError, ProtocolError):
-            line = b""
-        finally:
-            self._strangers -= 1
-        words = parse(line)
-        if words.get("cmd") in ("initack", "observe"):
-            return words
-        said = f"it said {line[:40].decode('ascii', 'replace').strip()!r}" if line else "it said nothing to the point"
-        self._refused(f"a client at {where} that does not speak PMI-1: {said}")
-        return {}
-
     def _admit(
-        self, words: dict[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str
+        self, greeting: Greeting, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str
     ) -> _Member | None:
         """Take in a rank, and let all go on if it was the last; None for who is not a rank of this job."""
+        words = greeting.words
         problem = self._problem(words)
         if problem is not None:
             self._refused(f"a worker at {where}: {problem}")
@@ -197,7 +180,7 @@ class Rendezvous:
             return None
         member = _Member(int(words["pmiid"]), words.get("msrun"), where, reader, writer)
         self._members[member.rank] = member
-        member.tell("cmd=initack rc=0")
+        member.tell(f"cmd=initack rc=0 proof={greeting.proof}")
         if not self._missing():
             self.say(f"All {self.size} ranks have joined.")
             for other in self._members.values():
@@ -224,27 +207,29 @@ class Rendezvous:
         if self._refusals <= _REFUSALS_SHOWN:
             self.say(f"Refused {whom}.")
 
-    async def _observe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, words: dict[str, str]) -> None:
+    async def _observe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: Greeting) -> None:
         """Let another scheduler of the same job wait for its end; send one of another job away.
 
         It is of the same job if no msrun starts all ranks of either, and ranks are still missing or its msrun started
-        some of those that have come.
+        some of those that have come. There are not more of them than ranks.
         """
+        words = greeting.words
         related = "msrun" in words and any(member.msrun == words["msrun"] for member in self._members.values())
         several = self.job is None and "job" not in words
-        if words.get("size") != str(self.size) or not (several and (self._missing() or related)):
+        full = len(self._observers) >= self.size
+        if full or words.get("size") != str(self.size) or not (several and (self._missing() or related)):
             writer.write(f"cmd=observe rc=1 size={self.size}\n".encode())
             return
-        writer.write(b"cmd=observe rc=0\n")
+        writer.write(f"cmd=observe rc=0 proof={greeting.proof}\n".encode())
         self._observers.append(writer)
         with suppress(ProtocolError):
-            await _line(reader)
+            await read_line(reader)
         self._observers.remove(writer)
 
     async def _listen(self, member: _Member) -> None:
         """Answer a rank until it hangs up, and judge whether it may."""
         try:
-            while line := await _line(member.reader):
+            while line := await read_line(member.reader):
                 self._answer(member, parse(line))
         except ProtocolError as error:
             self.end(Ended(f"Rank {member.rank} of {self.size}, at {member.where}, {error}."))
@@ -270,7 +255,7 @@ class Rendezvous:
                     exit_code=int(code) if code.isascii() and code.isdigit() and 0 < int(code) < 256 else 1,
                 )
             case _:
-                member.tell(self._values.answer(request))
+                member.tell(self._values.answer(request, member.rank))
 
     def _enter_barrier(self, member: _Member) -> None:
         if not self._in_barrier:
@@ -287,16 +272,6 @@ class Rendezvous:
         if missing := self._missing():
             return f"{who} while {name_ranks(missing)} had not joined: look into the logs of the missing first."
         return f"{who} without finishing."
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    """The next line; empty at the end, however the connection came to it."""
-    try:
-        return await reader.readline()
-    except ValueError as error:
-        raise ProtocolError(f"sent a line of more than {LINE_BYTES} bytes") from error
-    except (ConnectionError, TimeoutError):
-        return b""
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -115,7 +115,7 @@ def _in_launch(launch: Launch, args: argparse.Namespace, output: Path) -> int:
     if args.device == "ascend":
         _check_npus(launch)
     elif launch.kind == "msrun-scheduler":
-        from device_mesh.msrun import schedule
+        from device_mesh.msrun_scheduler import schedule
 
         return schedule()
     if None not in (args.nproc, launch.size) and args.nproc != launch.size:

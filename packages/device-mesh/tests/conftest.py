@@ -1,0 +1,8 @@
+"""Lets the tests import what several of them share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
