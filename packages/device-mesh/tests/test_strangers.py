@@ -117,7 +117,9 @@ STRANGERS: dict[str, Callable[[Job], None]] = {
 
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
-def test_a_job_joins_and_finishes_beside_a_stranger(stranger: Callable[[Job], None]) -> None:
+def test_a_job_joins_and_finishes_beside_a_stranger(
+    stranger: Callable[[Job], None], caplog: pytest.LogCaptureFixture
+) -> None:
     with Job(3) as job:
         stranger(job)
         ranks = [job.rank(0)]
@@ -127,6 +129,7 @@ def test_a_job_joins_and_finishes_beside_a_stranger(stranger: Callable[[Job], No
             assert [rank.hear()["cmd"] for _ in range(3)] == ["set"] * 3
         stranger(job)
         finished(job, ranks)
+    assert caplog.records == []  # of asyncio, which reports what a server forgot to end
 
 
 def test_a_recorded_greeting_is_worth_nothing() -> None:

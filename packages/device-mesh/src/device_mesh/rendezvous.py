@@ -162,8 +162,8 @@ class Rendezvous:
                 await self._observe(reader, writer, greeting)
             elif (member := self._admit(greeting, reader, writer, where)) is not None:
                 await self._listen(member)
-        except ConnectionError:
-            pass
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # cancelled: the job is over, and this client still there
         finally:
             writer.close()
 
