@@ -31,6 +31,7 @@ from parallel_trainer.checkpoint.load import check_model, load_arrays
 from parallel_trainer.checkpoint.reshard import reshard
 from parallel_trainer.checkpoint.resume import begins_from_nothing
 from parallel_trainer.checkpoint.save import Array, Saver, Snapshot
+from parallel_trainer.checkpoint.schedule_notes import schedule_notes
 from parallel_trainer.cli import main
 from parallel_trainer.errors import UserError
 from parallel_trainer.models.config import model_config
@@ -403,6 +404,33 @@ def test_a_model_that_computes_something_else_with_the_weights_is_said(saved: Pa
     assert said.endswith(": rope_theta was 10000.0, is 500000.0.")
     assert list(resume.model_notes(checkpoint, model_config(loads(MODEL).model))) == []
     assert list(resume.model_notes(evolve(checkpoint, config="model: {"), model_config(loads(MODEL).model))) == []
+
+
+RUN = """
+training: {{steps: {steps}}}
+lr_scheduler: {{type: {type}, learning_rate: 1.0e-3, warmup_steps: 0{more}}}
+"""
+
+
+def test_other_steps_on_going_on_are_said_with_what_the_learning_rate_does() -> None:
+    def said(before: tuple[int, str, str], now: tuple[int, str, str]) -> list[str]:
+        files = [loads(RUN.format(steps=steps, type=kind, more=more)) for steps, kind, more in (before, now)]
+        return list(schedule_notes(files[0], files[1], 4))
+
+    linear, constant = "LinearWithWarmUpLR", "ConstantWarmUpLR"
+    assert said((10, linear, ""), (10, linear, "")) == []
+    # By the definition: 1e-3 · (1 - t/T), the fifth step being t = 4, the last t = T - 1.
+    (longer,) = said((10, linear, ""), (20, linear, ""))
+    assert longer == (
+        "training.steps was 10 and is 20: the learning rate of step 5 is 0.0008, and was to be 0.0006; that of the "
+        "last step, 20, is 5e-05."
+    )
+    assert said((20, constant, ""), (10, constant, "")) == [
+        "training.steps was 20 and is 10: the learning rate of the steps that both have is the same."
+    ]
+    (other,) = said((10, linear, ""), (10, constant, ""))
+    assert other.startswith("lr_scheduler is not as it was: the learning rate of step 5 is 0.001, and was to be 0.0006")
+    assert list(schedule_notes(None, loads(RUN.format(steps=1, type=linear, more="")), 0)) == []
 
 
 CRASHES = {

@@ -159,7 +159,7 @@ def prepare(
     model = attempt(lambda: model_config(config.model))
     watched = attempt(lambda: watched_layers(config.monitor.moe_monitor, model.expert_layers) if model else ())
     computing = attempt(lambda: _precision(config, dtype, device))
-    schedule = attempt(lambda: _schedule(config))
+    schedule = attempt(lambda: schedule_of(config))
     dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
     held_out = None
     if dataset or "eval_dataset.dataloader" in written_fields(config):  # a fault of a shared one has been said
@@ -202,7 +202,8 @@ def decay_rules(config: TrainConfig, model: ModelConfig, device: Device) -> tupl
     return decay_notes(build_model(model, kernels(device)).weights, config)
 
 
-def _schedule(config: TrainConfig) -> Schedule:
+def schedule_of(config: TrainConfig) -> Schedule:
+    """The learning rate by step that a file asks for. Raises UserError for a section that is none."""
     options = asdict(config.lr_scheduler, recurse=False)
     options |= options.pop("extra")
     return build_schedule(

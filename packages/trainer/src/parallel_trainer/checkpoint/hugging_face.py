@@ -20,7 +20,9 @@ from attrs import evolve, frozen
 
 from parallel_trainer.checkpoint.hugging_face_config import HuggingFaceConfig, read_config, write_config
 from parallel_trainer.checkpoint.hugging_face_names import Stored, copies, stacked, stored
+from parallel_trainer.checkpoint.index import shortened
 from parallel_trainer.checkpoint.tensor_file import DTYPES, Entry, TensorFile, TensorFileWriter
+from parallel_trainer.checkpoint.untrusted import is_file_name, read_object
 from parallel_trainer.errors import UserError
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
@@ -33,7 +35,6 @@ FLOATS: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F
 """By the name of a dtype, what it is called in a file."""
 
 _COMPARED = 1 << 22
-_LISTED = 8
 
 
 def declared(config: ModelConfig) -> dict[str, Weight]:
@@ -129,16 +130,9 @@ class HuggingFaceFolder:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        return read_object(path)
     except FileNotFoundError as error:
         raise UserError("there is no such file: a Hugging Face folder has one") from error
-    except OSError as error:
-        raise UserError(f"it cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"it is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UserError("it is no JSON object")
-    return found
 
 
 def _open_files(path: Path, files: ExitStack) -> list[TensorFile]:
@@ -153,9 +147,7 @@ def _open_files(path: Path, files: ExitStack) -> list[TensorFile]:
         names = _read_json(path / INDEX).get("weight_map")
     except UserError as error:
         raise UserError(f"{path / INDEX}: {error}") from error
-    if not isinstance(names, dict) or not all(
-        isinstance(name, str) and Path(name).name == name for name in names.values()
-    ):
+    if not isinstance(names, dict) or not all(map(is_file_name, names.values())):
         raise UserError(f"{path / INDEX} has no weight_map from tensors to files of the folder")
     opened = {name: files.enter_context(TensorFile.open(path / name)) for name in sorted(set(names.values()))}
     held = {(tensor, name) for name, file in opened.items() for tensor in file.entries}
@@ -164,7 +156,7 @@ def _open_files(path: Path, files: ExitStack) -> list[TensorFile]:
         f"{tensor} is in {name}, of which the index says nothing" for tensor, name in sorted(held - names.items())
     ]
     if problems:
-        raise UserError(f"{path / INDEX} and the files do not match:", _shortened(problems))
+        raise UserError(f"{path / INDEX} and the files do not match:", shortened(problems))
     return list(opened.values())
 
 
@@ -199,7 +191,7 @@ def _check_tensors(
     problems = []
     for kind, names in (("missing", shapes.keys() - where.keys()), ("too much", where.keys() - allowed.keys())):
         if names:
-            problems.append(f"{len(names)} tensors are {kind}: {', '.join(_shortened(sorted(names)))}")
+            problems.append(f"{len(names)} tensors are {kind}: {', '.join(shortened(sorted(names)))}")
     wrong, other = [], []
     for name in sorted(where.keys() & allowed.keys()):
         entry = where[name][1]
@@ -207,13 +199,9 @@ def _check_tensors(
             wrong.append(f"{name} has shape {list(entry.shape)}, and the model {list(allowed[name])}")
         if entry.dtype not in FLOATS.values():
             other.append(f"{name} has dtype {entry.dtype}, and a weight one of {', '.join(FLOATS.values())}")
-    problems += _shortened(wrong) + _shortened(other)
+    problems += shortened(wrong) + shortened(other)
     if problems:
         raise UserError(f"{path} is not the model of its config.json:", problems)
-
-
-def _shortened(found: list[str]) -> list[str]:
-    return found if len(found) <= _LISTED else [*found[: _LISTED - 1], f"and {len(found) - _LISTED + 1} more"]
 
 
 def write_folder(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from parallel_config import loads, written_fields
+from parallel_config import ConfigError, loads, written_fields
 
 from parallel_trainer.checkpoint import index
 from parallel_trainer.checkpoint.hugging_face import HuggingFaceFolder, declared, write_folder
@@ -16,6 +16,7 @@ from parallel_trainer.checkpoint.index import Checkpoint, State
 from parallel_trainer.checkpoint.load import Reader, check_model
 from parallel_trainer.checkpoint.reshard import Source
 from parallel_trainer.checkpoint.write import Content, file_name, joined, new_folder, versions, write_file
+from parallel_trainer.errors import UserError
 from parallel_trainer.models.config import model_config
 from parallel_trainer.parallel.layout import Holding, weight_part
 from parallel_trainer.parallel.weights import Weight
@@ -57,12 +58,19 @@ def export_folder(checkpoint: Checkpoint, folder: Path, *, dtype: str = "float32
 
     dtype: as for `write_folder`, which also says what is raised; UserError too for a damaged checkpoint.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run that wrote it has shown them
-        file = loads(checkpoint.config)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the run that wrote it has shown them
+            file = loads(checkpoint.config)
+    except ConfigError as error:
+        raise UserError(
+            f"{checkpoint.folder / index.INDEX} holds a configuration that this version cannot read. Export it with "
+            f"the parallel-trainer that wrote it, {checkpoint.versions.get('parallel-trainer', 'which is not named')}",
+            [str(problem) for problem in error.problems],
+        ) from error
     config = model_config(file.model)
     weights = declared(config)
     check_model(checkpoint, {name: weight.shape for name, weight in weights.items()}, what="weights")
+    checkpoint.check_complete(weights)
     given = {"max_position_embeddings", "pad_token_id"} & {name.removeprefix("model.") for name in written_fields(file)}
     others = {name: getattr(file.model, name) for name in given} | file.model.extra
     with Reader(checkpoint) as reader:

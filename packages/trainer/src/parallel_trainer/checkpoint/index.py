@@ -11,15 +11,16 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cattrs
 import numpy as np
 from attrs import asdict, frozen
 
+from parallel_trainer.checkpoint.index_check import CONVERTER, faults, first_fault
 from parallel_trainer.checkpoint.tensor_file import DTYPES
+from parallel_trainer.checkpoint.untrusted import parse_object
 from parallel_trainer.errors import UserError
 from parallel_trainer.parallel.layout import Range, Runs, runs_of
 
@@ -28,6 +29,8 @@ VERSION = 1
 INDEX = "metadata.json"
 BLOCK_BYTES = 1 << 20
 """Bytes that one checksum covers, in checkpoints written from now on."""
+
+_LISTED = 8
 
 FIRST_MOMENT, SECOND_MOMENT = "exp_avg.", "exp_avg_sq."
 """Before the name of a weight, the name of what AdamW keeps of it."""
@@ -180,16 +183,17 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Read the index of a checkpoint, and check that its files are there in full size.
 
-        Raises UserError for a folder that is no checkpoint, a damaged or newer index, and for files that are missing or
-        shorter or longer than they were.
+        Raises UserError for a folder that is no checkpoint, a damaged or newer index, one that no checkpoint can have,
+        and for files that are missing, lie elsewhere or are shorter or longer than they were.
         """
         values = _read_index(folder / INDEX)
         try:
-            checkpoint: Checkpoint = cattrs.structure(values | {"folder": folder}, cls)
+            checkpoint: Checkpoint = CONVERTER.structure(values | {"folder": folder}, cls)
         except Exception as error:
-            raise UserError(
-                f"{folder / INDEX} is damaged: {cattrs.transform_error(error)[0]}. {_elsewhere(folder)}"
-            ) from error
+            raise UserError(f"{folder / INDEX} is damaged: {first_fault(error)}. {_elsewhere(folder)}") from error
+        wrong = shortened(list(faults(checkpoint)))
+        if wrong:
+            raise UserError(f"{folder / INDEX} is not the index of a checkpoint. {_elsewhere(folder)}", wrong)
         problems = list(checkpoint._problems_of_files())
         if problems:
             raise UserError(f"{folder} is not the whole checkpoint any more. {_elsewhere(folder)}", problems)
@@ -198,7 +202,9 @@ class Checkpoint:
     def _problems_of_files(self) -> Iterator[str]:
         for name, nbytes in self.files.items():
             path = self.folder / name
-            if not path.is_file():
+            if path.is_symlink() and path.resolve().parent != self.folder.resolve():
+                yield f"{name} is a link to {path.resolve()}, out of the folder: put the file itself there"
+            elif not path.is_file():
                 yield f"{name} is missing"
             elif (found := path.stat().st_size) != nbytes:
                 yield f"{name} has {found:,} bytes, and had {nbytes:,} when it was written"
@@ -212,13 +218,23 @@ class Checkpoint:
             f"{_elsewhere(self.folder)}"
         )
 
+    def check_complete(self, names: Iterable[str]) -> None:
+        """Raise UserError unless the files hold each element of these tensors exactly once."""
+        wrong = [f"{name}: {gaps}" for name in names if (gaps := self.tensors[name].gaps())]
+        if wrong:
+            raise UserError(
+                f"{self.folder} does not hold each element exactly once: `parallel-train checkpoint verify "
+                f"{self.folder}` names all tensors. Load another checkpoint",
+                shortened(wrong),
+            )
+
     def write(self) -> None:
         """Write the index into the folder, which makes it a checkpoint."""
         values = asdict(self, recurse=True)
         del values["folder"]
         body = {"format": FORMAT, "version": VERSION, **values}
-        text = json.dumps({**body, "checksum": _checksum(body)}, ensure_ascii=False, separators=(",", ":"))
-        with (self.folder / INDEX).open("w", encoding="utf-8") as file:
+        text = json.dumps({**body, "checksum": _checksum(body)}, separators=(",", ":"))
+        with (self.folder / INDEX).open("w", encoding="ascii") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -255,19 +271,19 @@ def resolve(path: Path) -> Path:
 
 def _read_index(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_object(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}. {_elsewhere(path.parent)}") from error
-    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+    if values.pop("format", None) != FORMAT:
         raise UserError(f"{path} is no index of a checkpoint: its format must be {FORMAT!r}")
-    version = values.get("version")
+    version, versions = values.get("version"), values.get("versions")
     if version != VERSION:
-        writer = values.get("versions", {}).get("parallel-trainer", "which is not named")
+        writer = versions.get("parallel-trainer") if isinstance(versions, dict) else None
         raise UserError(
             f"{path} has version {version}, and this parallel-trainer reads version {VERSION}: use the "
-            f"parallel-trainer that wrote it, {writer}, or a newer one"
+            f"parallel-trainer that wrote it, {writer or 'which is not named'}, or a newer one"
         )
     checksum = values.pop("checksum", None)
     if checksum != _checksum({"format": FORMAT, **values}):
@@ -277,7 +293,12 @@ def _read_index(path: Path) -> dict[str, Any]:
 
 
 def _checksum(body: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, ensure_ascii=False, sort_keys=True).encode())
+    return zlib.crc32(json.dumps(body, ensure_ascii=False, sort_keys=True).encode(errors="surrogatepass"))
+
+
+def shortened(found: list[str]) -> list[str]:
+    """The first of a list of problems, and how many more there are."""
+    return found if len(found) <= _LISTED else [*found[: _LISTED - 1], f"and {len(found) - _LISTED + 1} more"]
 
 
 def _elsewhere(folder: Path) -> str:

@@ -36,8 +36,13 @@ class Reader:
         """The elements of a block, as they were written; BF16 in float32. Raises UserError where they are others."""
         file = self._file(block.piece.file)
         entry = file.entries.get(block.tensor)
-        if entry is None or entry.size != block.piece.size:
-            raise self.checkpoint.damaged(block)
+        dtype = self.checkpoint.tensors[block.tensor].dtype
+        if entry is None or entry.size != block.piece.size or entry.dtype != dtype:
+            found = "not there" if entry is None else f"{entry.size} elements of type {entry.dtype}"
+            raise UserError(
+                f"{file.path} is damaged: {block.tensor} is {found}, and the index has it with {block.piece.size} "
+                f"elements of type {dtype}. Copy the checkpoint again, or load another"
+            )
         data = file.read_bytes(entry, block.first, block.last)
         self.nbytes += data.nbytes
         if zlib.crc32(data) != block.checksum:
@@ -73,23 +78,18 @@ def load_arrays(
     names:  the tensors that any rank wants, the same on all ranks.
     dtype:  of the arrays of all ranks.
 
-    Returns the bytes that this rank read. Raises UserError, on the rank that finds it, for a damaged block and for
-    elements that are missing or there twice.
+    Returns the bytes that this rank read. Raises UserError, on the rank that finds it, for a damaged block; and before
+    anything is read, on all ranks, for elements that are missing or there twice.
     """
+    checkpoint.check_complete(names)
     blocks = checkpoint.blocks(names)
     shares = _shares(checkpoint, blocks, communicator.size)
     rounds = [list(_rounds(checkpoint, share)) for share in shares]
     cached = lru_cache(maxsize=4 * communicator.size)(runs)
-    wanted = sum(arrays[name].size for name in names if name in arrays)
     with Reader(checkpoint) as reader:
         for number in range(max(map(len, rounds))):
             of_round = [each[number] if number < len(each) else [] for each in rounds]
-            wanted -= _exchange(checkpoint, of_round, reader, arrays, cached, communicator, dtype)
-        if wanted:
-            raise UserError(
-                f"{checkpoint.folder} does not hold each element exactly once: `parallel-train checkpoint verify "
-                f"{checkpoint.folder}` names the tensors. Load another checkpoint"
-            )
+            _exchange(checkpoint, of_round, reader, arrays, cached, communicator, dtype)
         return reader.nbytes
 
 
@@ -101,8 +101,8 @@ def _exchange(
     runs: Callable[[str, int], Runs | None],
     communicator: Communicator,
     dtype: np.dtype,
-) -> int:
-    """Read this rank's blocks of a round and send to each rank what it holds of them. Returns how many came here."""
+) -> None:
+    """Read this rank's blocks of a round and send to each rank what it holds of them."""
 
     def common(block: Block, rank: int) -> Common:
         """What a rank holds of a block: there where it lies in the block, here where the rank holds it."""
@@ -122,7 +122,6 @@ def _exchange(
         if part.size:
             arrays[block.tensor][part.here] = received[start : start + part.size]
             start += part.size
-    return start
 
 
 _NOTHING = Runs(np.empty(0, np.int64), np.empty(0, np.int64))

@@ -26,6 +26,7 @@ def reshard(checkpoint: Checkpoint, destination: Path, layout: ModelLayout, *, p
     destination that exists or cannot be written.
     """
     check_model(checkpoint, {name: weight.shape for name, weight in layout.weights.items()}, what="weights")
+    checkpoint.check_complete(checkpoint.tensors)
     ranks = layout.mesh.world_size
     with new_folder(destination) as folder, Reader(checkpoint) as reader:
         source = Source(checkpoint, reader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import asdict, frozen
 from device_mesh import Communicator
-from parallel_config import ConfigError, loads
 from parallel_config.schema import Checkpoint as Section
 
 from parallel_trainer.checkpoint.agree import all_or_none, gather
@@ -25,6 +23,7 @@ from parallel_trainer.checkpoint.index import (
 )
 from parallel_trainer.checkpoint.load import check_model, load_arrays
 from parallel_trainer.checkpoint.save import Array, Snapshot, saves
+from parallel_trainer.checkpoint.schedule_notes import saved_file, schedule_notes
 from parallel_trainer.checkpoint.write import DTYPE_NAMES
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, degrees
@@ -126,6 +125,7 @@ def restore(trainer: Trainer, path: Path, *, optimizer: bool) -> Resumed:
         trainer.step, trainer.consumed, trainer.skipped = step, state.consumed_samples, state.skipped
         trainer.optimizer.steps = state.optimizer_steps
         said += notes(checkpoint, trainer.job, trainer.step)
+        said += schedule_notes(saved_file(checkpoint), trainer.job.config, trainer.step)
     return Resumed(checkpoint.folder, trainer.step, nbytes, tuple(said))
 
 
@@ -203,10 +203,12 @@ _OF_TRAINING = {
 
 def model_notes(checkpoint: Checkpoint, model: ModelConfig) -> Iterator[str]:
     """What a model computes differently from the one that was saved, with weights of the same shapes."""
+    file = saved_file(checkpoint)
     try:
-        with warnings.catch_warnings(action="ignore"):
-            before = model_config(loads(checkpoint.config).model)
-    except (ConfigError, UserError):  # as another version wrote it
+        before = model_config(file.model) if file else None
+    except UserError:  # as another version wrote it
+        return
+    if before is None:
         return
     now = asdict(model, recurse=False)
     other = [

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, Self
 import numpy as np
 from attrs import evolve, frozen
 
+from parallel_trainer.checkpoint.untrusted import parse_object
 from parallel_trainer.errors import UserError
 
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
@@ -46,7 +48,7 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 )
 """By the format's name, what an element is on disk; BF16, which NumPy does not have, by its bits."""
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16")
 _LENGTH = struct.Struct("<Q")
 _LARGEST_HEADER = 100_000_000
 _METADATA = "__metadata__"
@@ -99,11 +101,14 @@ class TensorFile:
         """
         path = Path(path)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for
         except OSError as error:
             raise _unreadable(path, error) from error
         try:
-            nbytes = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise _foreign(path, "it is no regular file")
+            nbytes = status.st_size
             entries, metadata = _parse(path, *_read_header(path, descriptor, nbytes), nbytes)
         except OSError as error:
             os.close(descriptor)
@@ -169,26 +174,15 @@ def _read_header(path: Path, descriptor: int, nbytes: int) -> tuple[bytes, int]:
 def _parse(path: Path, text: bytes, data: int, nbytes: int) -> tuple[dict[str, Entry], dict[str, str]]:
     """Entries in the order of the header, and metadata."""
     try:
-        header = json.loads(text, object_pairs_hook=_without_repetition)
-    except (ValueError, RecursionError) as error:
+        header = parse_object(text)
+    except ValueError as error:
         raise _foreign(path, f"its header is not the JSON of one: {error}") from error
-    if not isinstance(header, dict):
-        raise _foreign(path, "its header is no JSON object")
     metadata = header.pop(_METADATA, None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _foreign(path, f"{_METADATA} in its header is not a text for each key")
     entries = {name: _entry(path, name, fields, data) for name, fields in header.items()}
     _check_layout(path, entries, data, nbytes)
     return entries, metadata
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r} comes twice")
-        found[name] = value
-    return found
 
 
 def _entry(path: Path, name: str, fields: Any, data: int) -> Entry:
@@ -341,7 +335,7 @@ def _lay_out(
 def _encoded(elements: np.ndarray, entry: Entry) -> np.ndarray:
     """Elements as they are on disk."""
     own = DTYPES[entry.dtype]
-    if entry.dtype not in _FLOATS or elements.dtype.kind != "f":
+    if entry.dtype not in FLOATS or elements.dtype.kind != "f":
         if entry.dtype == "BF16" or elements.dtype.newbyteorder("=") != own.newbyteorder("="):
             raise ValueError(f"{entry.name} has dtype {entry.dtype}; got elements of type {elements.dtype}")
         return elements.astype(own, copy=False)
