@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from parallel_trainer.report.experts import ExpertFiles, watched_layers
 from parallel_trainer.report.files import RunFiles, draw_curve_of
 from parallel_trainer.report.record import EvaluationRecord, StepRecord
 from tensorboardX import SummaryWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 
 def record(step: int, loss: float = 2.0, *, updated: bool = True, **losses: float) -> StepRecord:
@@ -179,3 +181,47 @@ def test_loads_of_experts_are_kept_every_few_steps_and_drawn(tmp_path: Path) -> 
     pictures = sorted(tmp_path.glob("*.png"))
     assert [picture.name for picture in pictures] == [f"expert_load_{layer}.png" for layer in LAYERS[:2]]
     assert all(picture.read_bytes().startswith(b"\x89PNG\r\n") for picture in pictures)
+
+
+def events(folder: Path) -> list[Event]:
+    """The records of TensorBoard files: a length and its checksum before each, a checksum after it."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            found.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return found
+
+
+def test_a_run_that_goes_on_replaces_steps_that_it_trains_again(tmp_path: Path) -> None:
+    first = RunFiles(tmp_path, run="ab")
+    for step in (1, 2, 3):
+        first.step(record(step))
+    first.evaluation(EvaluationRecord(2, 1.5, 4.4817, 1200, 9000, 0.25))
+    first.close()
+    assert (tmp_path / ".run").read_text() == "ab\n"
+    second = RunFiles(tmp_path, run="ab", after=2)
+    second.step(record(3, 1.0))
+    second.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line.get("loss", line.get("eval_loss"))) for line in lines] == [
+        (1, 2.0), (2, 2.0), (2, 1.5), (3, 1.0),
+    ]  # fmt: skip
+    # TensorBoard hides what older files have of steps from that of a session's start on.
+    starts = [event.step for event in events(tmp_path / "tensorboard") if event.session_log.status == SessionLog.START]
+    assert starts == [3]
+
+
+def test_loads_of_experts_go_on_too(tmp_path: Path) -> None:
+    def files(steps: range, after: int) -> None:
+        found = ExpertFiles(tmp_path, LAYERS[:2], interval=1, after=after)
+        for step in steps:
+            found.step(step, ExpertLoads(LAYERS, np.full((len(LAYERS), 3), step), 0.0))
+        found.close()
+
+    files(range(1, 4), after=0)
+    files(range(3, 5), after=2)
+    lines = [json.loads(line) for line in (tmp_path / "tokens_per_expert.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]

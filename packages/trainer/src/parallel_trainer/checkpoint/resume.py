@@ -95,6 +95,23 @@ def begins_from_nothing(section: Section) -> bool:
     return same and not found_in(load) and not (load / INDEX).exists() and (load.is_dir() or not load.exists())
 
 
+def goes_on_in_its_folder(section: Section) -> bool:
+    """Whether a run goes on from the folder that it saves to, or from a checkpoint in it: as the same run."""
+    if not (section.load_path and saves(section)):
+        return False
+    load, save = Path(section.load_path).absolute(), Path(section.save_path).absolute()
+    return save in (load, load.parent)
+
+
+def finished(job: Job) -> Path | None:
+    """The checkpoint of its last step, for a run that goes on in its own folder and has no step left."""
+    section = job.config.checkpoint
+    if section.no_load_optim or not goes_on_in_its_folder(section) or begins_from_nothing(section):
+        return None
+    checkpoint = Checkpoint.open(resolve(Path(section.load_path)))
+    return checkpoint.folder if _step_of(checkpoint.state, job) == job.config.training.steps else None
+
+
 def restore(trainer: Trainer, path: Path, *, optimizer: bool) -> Resumed:
     """Go on from a checkpoint. Collective over the world.
 
@@ -168,14 +185,19 @@ def _check_optimizer(checkpoint: Checkpoint) -> None:
 
 def _position(state: State, job: Job) -> int:
     """The step at which a run goes on. Raises UserError where nothing is left of it."""
-    size = job.plan.global_batch_size
-    step = state.step if size == state.global_batch_size else state.consumed_samples // size
+    step = _step_of(state, job)
     if step >= job.config.training.steps:
         raise UserError(
             f"The checkpoint is of step {step} and training.steps is {job.config.training.steps}: there is nothing "
             "left to train. Raise training.steps, or load an earlier checkpoint"
         )
     return step
+
+
+def _step_of(state: State, job: Job) -> int:
+    """The steps that a state stands for, in steps of this run's size."""
+    size = job.plan.global_batch_size
+    return state.step if size == state.global_batch_size else state.consumed_samples // size
 
 
 def data_of(job: Job) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from parallel_config.schema import Checkpoint as Section
 from parallel_trainer.checkpoint import index
 from parallel_trainer.checkpoint.agree import all_or_none, attempt, gather
 from parallel_trainer.checkpoint.index import INDEX, Checkpoint, State, found_in
+from parallel_trainer.checkpoint.run_mark import mark
 from parallel_trainer.checkpoint.write import (
     DTYPE_NAMES,
     PREFIX,
@@ -89,6 +90,8 @@ class Saver:
 
     Checkpoints are folders iteration_STEP in `save_path`. Each is written under another name beside it and renamed when
     complete, so that a folder of that name is a whole checkpoint whatever happened on the way.
+
+    `run` is the mark of the run that the folder belongs to, on rank 0; None on others.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Saver:
         self._communicator = communicator
         self._take = take
         self._last_saved = step
+        self.run: str | None = None
         self._written: list[Path] = []
         self._writing: _Writing | None = None
         self._lock: TextIOBase | None = None
@@ -221,6 +225,7 @@ class Saver:
                 "the later checkpoints away"
             )
         clear_partial(self.folder)
+        self.run = mark(self.folder)
 
 
 def _step(folder: Path) -> int:

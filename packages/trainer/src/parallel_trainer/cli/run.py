@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from device_mesh import Communicator, Launch, abort_on_error, connect, launched
 from parallel_config import ConfigError, load
 
-from parallel_trainer.checkpoint.agree import gather
-from parallel_trainer.checkpoint.resume import begins_from_nothing, check_loadable, restore, snapshot
+from parallel_trainer.checkpoint.agree import all_or_none, gather
+from parallel_trainer.checkpoint.resume import begins_from_nothing, check_loadable, finished, restore, snapshot
 from parallel_trainer.checkpoint.save import Saver, saves
 from parallel_trainer.engines.choice import add_option, check_trains, choose
 from parallel_trainer.errors import UserError
@@ -25,6 +25,8 @@ from parallel_trainer.launch.joining import join, left_over, refuse, starts_rank
 from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.launch.stopping import StopRequest
 from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
+from parallel_trainer.report.lines import METRICS, last_step
+from parallel_trainer.report.output import check_output
 from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ _HOW_ON_ASCEND = (
     "ranks on NPUs are started by MindSpore's msrun: msrun --worker_num=N --local_worker_num=N --join=True "
     "python -m parallel_trainer.run_mindformer --config FILE --mode 1 --device_target Ascend."
 )
+
+
+_COMPLETE = "{folder} is of the last of {steps} steps: this run is complete, and nothing is left to train."
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,12 +79,15 @@ def run(args: argparse.Namespace) -> int:
     world_size = 1 if args.nproc is None else args.nproc
     if world_size < 1:
         raise UserError(f"--nproc {world_size} must be at least 1.")
-    _check_output(output)
     with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
         config = load(args.config)
+        check_output(output, config.checkpoint)
         choice = choose(args.engine, os.environ, config)
         check_trains(choice, args.device)
         job = prepare(config, world_size)  # whatever is wrong is said here, before any rank starts
+        if (last := finished(job)) is not None:
+            print(_COMPLETE.format(folder=last, steps=config.training.steps))
+            return 0
         check_loadable(job)
     if watched():
         os.environ[TERMINAL_VARIABLE] = "1"
@@ -88,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         ["-m", "parallel_trainer", *_arguments(args, output, choice.engine)],
         stop_on_sigterm=saves(config.checkpoint),
     )
-    if code and (output / "metrics.jsonl").exists():
+    if code and (output / METRICS).exists():
         from parallel_trainer.report.files import draw_curve_of
 
         draw_curve_of(output)  # the ranks were in no state to
@@ -99,15 +107,6 @@ def _arguments(args: argparse.Namespace, output: Path, engine: str | None) -> li
     """Those of a rank."""
     chosen = ["--engine", engine] if engine else []
     return ["run", str(args.config), "--output", str(output), "--device", args.device, *chosen]
-
-
-def _check_output(output: Path) -> None:
-    """Raise UserError for an output folder that a run cannot write to or would overwrite."""
-    if (output / "metrics.jsonl").exists():
-        raise UserError(f"--output {output} holds the metrics of another run; give a new folder, or delete it first.")
-    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UserError(f"--output {output} cannot be made: {existing} is not a folder that can be written to.")
 
 
 def _in_launch(launch: Launch, args: argparse.Namespace, output: Path) -> int:
@@ -135,6 +134,11 @@ def _in_launch(launch: Launch, args: argparse.Namespace, output: Path) -> int:
         choice = choose(args.engine, os.environ, config)
         check_trains(choice, args.device)
         job = prepare(config, communicator.size, device=args.device, engine=choice.engine)
+        last = all_or_none(communicator, lambda: str(finished(job) or "") if communicator.rank == 0 else "")
+        if last := gather(communicator, last)[0]:
+            if communicator.rank == 0:
+                print(_COMPLETE.format(folder=last, steps=config.training.steps))
+            return 0
         _train(job, communicator, output, choice.engine)
     return 0
 
@@ -176,11 +180,13 @@ def _train(job: Job, communicator: Communicator, output: Path, engine: str = "na
     reports: list[Console | RunFiles] = []
     experts: ExpertFiles | None = None
     if communicator.rank == 0:
-        _check_output(output)
-        _introduce(trainer, notes)
-        reports = [Console(job.config.training.steps), RunFiles(output)]
+        check_output(output, job.config.checkpoint)
+        _introduce(trainer, [*notes, *_of_output(output, trainer.step)])
+        files = RunFiles(output, run=saver.run if saver else None, after=trainer.step)
+        reports = [Console(job.config.training.steps), files]
         interval = job.config.monitor.moe_monitor.save_tokens_per_expert_interval
-        experts = ExpertFiles(output, job.watched, interval) if job.watched and interval else None
+        if job.watched and interval:
+            experts = ExpertFiles(output, job.watched, interval, after=trainer.step)
     with saver or nullcontext():
         try:
             while trainer.step < job.config.training.steps:
@@ -211,6 +217,13 @@ def _train(job: Job, communicator: Communicator, output: Path, engine: str = "na
         print(f"Metrics, TensorBoard events and the loss curve are in {output}")
         if saver:
             print(f"Checkpoints are in {saver.folder}; to go on from the newest: checkpoint.load_path: {saver.folder}")
+
+
+def _of_output(output: Path, step: int) -> Iterator[str]:
+    """A line for an output that a run which stands after `step` goes on with."""
+    if last := last_step(output):
+        again = f"; what it has of steps {step + 1} to {last} is replaced by these steps trained again"
+        yield f"{output} goes on after step {min(step, last)}{again if last > step else ''}."
 
 
 def _native(trainer: EngineTrainer) -> Trainer:

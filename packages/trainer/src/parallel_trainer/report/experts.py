@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from moe_dispatch import ExpertLoad
 from parallel_config.schema import MoeMonitor
 
 from parallel_trainer.errors import UserError
 from parallel_trainer.parallel.routing_record import ExpertLoads
+from parallel_trainer.report.lines import keep_until
+
+TOKENS = "tokens_per_expert.jsonl"
 
 
 def watched_layers(monitor: MoeMonitor, expert_layers: Sequence[str]) -> tuple[str, ...]:
@@ -49,24 +53,30 @@ class ExpertFiles:
     folder:   of the run; exists by the first step.
     layers:   whose loads are kept.
     interval: how many steps from line to line.
+    after:    steps trained before: lines of later ones, which are trained again, are dropped.
     """
 
-    def __init__(self, folder: Path, layers: Sequence[str], interval: int) -> None:
+    def __init__(self, folder: Path, layers: Sequence[str], interval: int, *, after: int = 0) -> None:
         self._folder = folder
         self._layers = tuple(layers)
         self._interval = interval
         self._loads: dict[str, ExpertLoad] = {}
+        for record in keep_until(folder / TOKENS, after):
+            self._record({layer: np.array(tokens) for layer, tokens in record["tokens_per_expert"].items()})
 
     def step(self, step: int, loads: ExpertLoads) -> None:
         """Keep a step's loads if it is one of those that are kept: step 1 and every `interval` steps after it."""
         if (step - 1) % self._interval:
             return
         counts = {layer: loads.tokens_per_expert[loads.layers.index(layer)] for layer in self._layers}
-        for layer, tokens in counts.items():
-            self._loads.setdefault(layer, ExpertLoad(tokens.size)).record(tokens)
-        with (self._folder / "tokens_per_expert.jsonl").open("a", encoding="utf-8") as file:
+        self._record(counts)
+        with (self._folder / TOKENS).open("a", encoding="utf-8") as file:
             numbers = {layer: tokens.tolist() for layer, tokens in counts.items()}
             file.write(json.dumps({"step": step, "tokens_per_expert": numbers}) + "\n")
+
+    def _record(self, counts: Mapping[str, np.ndarray]) -> None:
+        for layer, tokens in counts.items():
+            self._loads.setdefault(layer, ExpertLoad(tokens.size)).record(tokens)
 
     def close(self) -> None:
         """Draw what was kept: `expert_load_model.layers.3.png`."""

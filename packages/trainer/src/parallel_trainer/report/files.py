@@ -11,7 +11,9 @@ from pathlib import Path
 from attrs import asdict
 from tensorboardX import SummaryWriter
 
+from parallel_trainer.checkpoint.run_mark import mark
 from parallel_trainer.report.curve import draw_loss_curve
+from parallel_trainer.report.lines import METRICS, keep_until
 from parallel_trainer.report.record import EvaluationRecord, StepRecord
 
 _SCALARS = ("loss", "mtp_loss", "balance_loss", "lr", "grad_norm", "tokens_per_second")
@@ -21,12 +23,18 @@ _EVALUATION_SCALARS = ("eval_loss", "eval_perplexity", "eval_mtp_loss")
 class RunFiles:
     """The files of one run in `folder`, which appears with the first step: a run that fails before leaves nothing.
 
+    run:   the mark of the run, if it saves checkpoints and so can go on.
+    after: steps trained before. Where the folder has files of the run, what they say of later steps is dropped and the
+        rest is kept: these steps are trained again.
+
     metrics.jsonl holds one JSON object a step, the fields of `StepRecord` that the model has, and one for each
     evaluation, those of `EvaluationRecord`; a number that is not finite is null, and left out of TensorBoard's curves.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, run: str | None = None, after: int = 0) -> None:
         self.folder = folder
+        self._run = run
+        self._after = after
         self._metrics: TextIOBase | None = None
         self._events: SummaryWriter | None = None
 
@@ -39,8 +47,12 @@ class RunFiles:
     def _write(self, record: StepRecord | EvaluationRecord, scalars: tuple[str, ...]) -> None:
         if self._metrics is None or self._events is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8")
-            self._events = SummaryWriter(str(self.folder / "tensorboard"))
+            if self._run is not None:
+                mark(self.folder, self._run)
+            kept = keep_until(self.folder / METRICS, self._after)
+            self._metrics = (self.folder / METRICS).open("a", encoding="utf-8")
+            purge = self._after + 1 if kept else None  # TensorBoard hides this step and later ones of older files
+            self._events = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
         values = {name: value for name, value in asdict(record).items() if value is not None}
         for name in (name for name in scalars if math.isfinite(values.get(name, math.nan))):
             self._events.add_scalar(name, values[name], record.step)
@@ -58,7 +70,7 @@ class RunFiles:
 
 def draw_curve_of(folder: Path) -> None:
     """Draw `loss_curve.png` from the `metrics.jsonl` of a run, whether it came to its end or not."""
-    with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
+    with (folder / METRICS).open(encoding="utf-8") as file:
         records = [json.loads(line) for line in file if line.endswith("\n")]
     steps = [record for record in records if "loss" in record]
     evaluations = [record for record in records if "eval_loss" in record]
