@@ -408,8 +408,50 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     refused(r"b\.safetensors cannot be read: No such file")
     safetensors.numpy.save_file({"c": np.zeros(1)}, tmp_path / "b.safetensors")
     refused("a should be in b.safetensors and is not\n  - c is in b.safetensors, of which the index says nothing")
+    index.unlink()
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     refused(r"model\.safetensors is no whole safetensors file")
+
+
+def test_pub2_hf_01_two_complete_sets_of_weights_are_refused_and_both_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stale file of zeros beside the shards with their index."""
+    weights = as_released(random_weights(DENSE))
+    put(tmp_path, DENSE, weights, files=2)
+    stale = {name: np.zeros_like(value) for name, value in weights.items()}
+    safetensors.numpy.save_file(stale, tmp_path / "model.safetensors", {"format": "pt"})
+    assert main(["checkpoint", "import-hf", str(tmp_path), str(tmp_path / "checkpoint")]) == 2
+    said = capsys.readouterr().err
+    assert "two sets of weights: model.safetensors, and model.safetensors.index.json with 0.safetensors, 1." in said
+    assert "transformers reads model.safetensors" in said
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("index", ['{"weight_map": {"a": "gone.safetensors"}}', "{", '{"weight_map": {}}'])
+def test_an_index_whose_files_are_not_there_is_said_beside_the_file_that_is_read(tmp_path: Path, index: str) -> None:
+    put(tmp_path, DENSE, random_weights(DENSE))
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with HuggingFaceFolder.open(tmp_path) as folder:
+        (note,) = folder.config.notes
+    assert note == (
+        "model.safetensors is read. The folder has more weights, which are not read: model.safetensors.index.json."
+    )
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_files_of_weights_that_are_not_read_are_said(tmp_path: Path, files: int) -> None:
+    """As folders have them beside: another format's copy, shards of an older save, pickles."""
+    weights = as_released(random_weights(DENSE))
+    put(tmp_path, DENSE, weights, files=files)
+    others = ["consolidated.safetensors", "model-00001-of-00009.safetensors", "pytorch_model-1-of-2.bin"]
+    for name in (*others, "training_args.bin", "tokenizer.json"):
+        (tmp_path / name).write_bytes(b"?")
+    with HuggingFaceFolder.open(tmp_path) as folder:
+        assert np.array_equal(folder.read("model.norm.weight"), weights["model.norm.weight"])
+        (note,) = folder.config.notes
+    read = "model.safetensors is" if files == 1 else "model.safetensors.index.json and the files that it names (2) are"
+    assert note == f"{read} read. The folder has more weights, which are not read: {', '.join(others)}."
 
 
 @pytest.mark.parametrize("name", MODELS)

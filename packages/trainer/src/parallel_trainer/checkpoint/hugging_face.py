@@ -19,18 +19,16 @@ import numpy as np
 from attrs import evolve, frozen
 
 from parallel_trainer.checkpoint.hugging_face_config import HuggingFaceConfig, read_config, write_config
+from parallel_trainer.checkpoint.hugging_face_files import INDEX, SINGLE, open_files, read_json
 from parallel_trainer.checkpoint.hugging_face_names import Stored, copies, stacked, stored
 from parallel_trainer.checkpoint.index import shortened
 from parallel_trainer.checkpoint.tensor_file import DTYPES, Entry, TensorFile, TensorFileWriter
-from parallel_trainer.checkpoint.untrusted import is_file_name, read_object
 from parallel_trainer.errors import UserError
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.models.config import DeepseekV3Config, ModelConfig
 from parallel_trainer.parallel.weights import Weight
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 FLOATS: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 """By the name of a dtype, what it is called in a file."""
 
@@ -61,17 +59,18 @@ class HuggingFaceFolder:
     def open(cls, path: str | Path) -> HuggingFaceFolder:
         """Read config.json and the headers of all files, and check that together they are a model.
 
-        Raises UserError for what is missing, too much or of another shape, for a model that does not exist here, and
-        for a table that is there twice with different values.
+        Raises UserError for what is missing, too much or of another shape, for a model that does not exist here, for
+        two complete sets of weights, and for a table that is there twice with different values.
         """
         path = Path(path)
         try:
-            config = read_config(_read_json(path / "config.json"))
+            config = read_config(read_json(path / "config.json"))
         except UserError as error:
             raise UserError(f"{path / 'config.json'}: {error}") from error
         with ExitStack() as files:
-            where = {name: (file, entry) for file in _open_files(path, files) for name, entry in file.entries.items()}
-            config = _without_missing_prediction(config, where)
+            opened, notes = open_files(path, files)
+            where = {name: (file, entry) for file in opened for name, entry in file.entries.items()}
+            config = _without_missing_prediction(evolve(config, notes=(*config.notes, *notes)), where)
             weights = declared(config.model)
             parts = {name: _parts_of(weight, where) for name, weight in weights.items()}
             repeated = copies(weights.values(), layers=config.model.num_hidden_layers)
@@ -126,38 +125,6 @@ class HuggingFaceFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except FileNotFoundError as error:
-        raise UserError("there is no such file: a Hugging Face folder has one") from error
-
-
-def _open_files(path: Path, files: ExitStack) -> list[TensorFile]:
-    """The folder's files of tensors, each name in one of them."""
-    if (path / SINGLE).is_file():
-        return [files.enter_context(TensorFile.open(path / SINGLE))]
-    if not (path / INDEX).is_file():
-        others = sorted(file.name for file in path.glob("*.bin"))
-        found = f"It has {', '.join(others)}, which are pickles: save it as safetensors. " if others else ""
-        raise UserError(f"{path} has no {SINGLE} and no {INDEX}. {found}A Hugging Face folder has one of them")
-    try:
-        names = _read_json(path / INDEX).get("weight_map")
-    except UserError as error:
-        raise UserError(f"{path / INDEX}: {error}") from error
-    if not isinstance(names, dict) or not all(map(is_file_name, names.values())):
-        raise UserError(f"{path / INDEX} has no weight_map from tensors to files of the folder")
-    opened = {name: files.enter_context(TensorFile.open(path / name)) for name in sorted(set(names.values()))}
-    held = {(tensor, name) for name, file in opened.items() for tensor in file.entries}
-    problems = [f"{tensor} should be in {name} and is not" for tensor, name in sorted(names.items() - held)]
-    problems += [
-        f"{tensor} is in {name}, of which the index says nothing" for tensor, name in sorted(held - names.items())
-    ]
-    if problems:
-        raise UserError(f"{path / INDEX} and the files do not match:", shortened(problems))
-    return list(opened.values())
 
 
 def _without_missing_prediction(config: HuggingFaceConfig, where: Mapping[str, Any]) -> HuggingFaceConfig:
