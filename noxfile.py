@@ -98,7 +98,7 @@ def install_with_torch(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def interop(session: nox.Session) -> None:
-    """The same weights in Hugging Face's models and in ours: logits, losses and gradients; their folders, both ways."""
+    """Hugging Face's models beside ours: logits and gradients, twenty steps of training; their folders, both ways."""
     install_with_torch(session)
     session.run("pytest", "packages/trainer/interop_tests", *session.posargs)
 
