@@ -20,6 +20,7 @@ from cases import CASES, Case, Model, corpora
 from checkpoint_checks import relay, same_plan
 from context_checks import attention_everywhere, empty_blocks, ring_memory
 from device_mesh import Communicator, Traffic, connect
+from empty_batch_checks import empty_batches
 from evaluation_checks import evaluations
 from expert_checks import router_that_is_not_finite
 from memory_checks import even_routing, held_memory
@@ -479,5 +480,6 @@ CHECKS: Mapping[Callable[[Communicator], dict[str, Any]], tuple[int, ...]] = {
     relay: (2, 4, 8),
     same_plan: (1, 2, 4),
     evaluations: (1, 2, 4),
+    empty_batches: (1, 2, 4),
     bfloat16_plans: (2, 4),
 }

@@ -22,6 +22,7 @@ import numpy as np
 from cases import SCENARIO_STEPS, SCENARIOS, STEPS, corpora
 from device_mesh import Communicator, abort_on_error, connect
 from device_mesh.single import SingleCommunicator
+from empty_batch_checks import Masked
 from hyperparallel_cases import drawn
 from hyperparallel_checks import CHECKS
 from hyperparallel_stand_in import install
@@ -39,11 +40,25 @@ Numbers = dict[str, list[float]]
 
 
 def numbers(trainer: Any) -> Numbers:
-    """Losses and gradient norms of a few steps, by name; learning rates that begin at 0 are seen in the third."""
+    """Losses and gradient norms of a few steps, by name; learning rates that begin at 0 are seen in the third.
+
+    After the first comes a step without a valid token, which may change nothing in those after it.
+    """
     steps = STEPS if trainer.job.schedule(0) else SCENARIO_STEPS
-    results: list[StepResult] = [trainer.train_step() for _ in range(steps)]
+    results: list[StepResult] = [trainer.train_step()]
+    _skip(trainer)
+    results += [trainer.train_step() for _ in range(steps - 1)]
     names = [*(name for name in LOSSES if getattr(results[0], name) is not None), "grad_norm", "valid_tokens"]
     return {name: [getattr(result, name) for result in results] for name in names}
+
+
+def _skip(trainer: Any) -> None:
+    name = "loader" if isinstance(trainer, Trainer) else "_loader"
+    loader = getattr(trainer, name)
+    setattr(trainer, name, Masked(loader, trainer.job.plan.global_batch_size, (True, True)))
+    result = trainer.train_step()
+    assert (result.updated, result.valid_tokens, trainer.skipped, trainer.loads) == (False, 0, 1, None)
+    setattr(trainer, name, loader)
 
 
 def baselines(one_rank: Mapping[str, TrainConfig], communicator: Communicator) -> dict[str, Numbers]:

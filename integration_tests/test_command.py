@@ -352,7 +352,9 @@ def test_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all_until_too_man
     edited(config, steps="9", max_norm="0.5\n  use_skip_step_on_nan: true\n  max_consecutive_skipped_steps: 3")
     done = call("run", config, "--nproc", "2", "--output", "out", cwd=tmp_path)
     assert done.returncode not in (0, None)
-    assert done.stderr.count("3 steps in a row had a non-finite loss or gradient norm") == 1, done.stderr
+    assert done.stderr.count("3 steps in a row were skipped, because loss or gradient norm were not finite") == 1, (
+        done.stderr
+    )
     assert "max_consecutive_skipped_steps is 3" in done.stderr
     assert "Traceback" not in done.stderr
     assert running(str(config)) == []
@@ -362,3 +364,33 @@ def test_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all_until_too_man
     assert [step["grad_norm"] is None for step in steps] == [False, True, False, True, True]
     assert all(step["loss"] > 0 for step in steps)
     assert done.stdout.count("skipped: not finite") == 3
+
+
+OVERFLOW_IN_UPDATE = """
+import os, signal
+if os.environ.get("PMI_RANK") == "1":
+    from parallel_trainer.parallel.fully_shard import ShardedWeights
+    right = ShardedWeights.finish_gradients
+    def finish_gradients(self):
+        right(self)
+        self.values[0] = 3.3e38
+        os.kill(os.getpid(), signal.SIGTERM)
+    ShardedWeights.finish_gradients = finish_gradients
+"""
+
+
+def test_an_update_that_overflows_on_one_rank_ends_the_run_and_is_never_saved(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where such steps are skipped, every step is saved, and the run is asked to stop and save meanwhile."""
+    (tmp_path / "sitecustomize.py").write_text(OVERFLOW_IN_UPDATE, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    saved = "checkpoint:\n  save_path: ck\n  save_interleaved_steps: 1\n"
+    edited(config, learning_rate="1.0e+38", max_norm="0.5\n  use_skip_step_on_nan: true")
+    config.write_text(config.read_text(encoding="utf-8") + saved, encoding="utf-8")
+    done = call("run", config, "--nproc", "2", "--output", "out", cwd=tmp_path)
+    assert done.returncode not in (0, None)
+    assert done.stderr.count("made weights that are not finite") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in (tmp_path / "ck").iterdir() if path.name != ".lock"] == []
+    assert not (tmp_path / "out").exists(), "no step was made"
