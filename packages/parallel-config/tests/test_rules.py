@@ -429,6 +429,10 @@ BROKEN: list[tuple[int, str, str, list[str]]] = [
     # optimizer, schedule, checkpoint, profiler, callbacks, adapters
     (1, "optimizer: {betas: [0.9]}", "optimizer.betas", ["two numbers"]),
     (1, "optimizer: {betas: [0.9, 1.0]}", "optimizer.betas", ["< 1"]),
+    # PUB2-OPT-01, and the second row of PUB2-OPT-02
+    (1, "optimizer: {eps: 0.0}", "optimizer.eps", ["0.0", "0/0", "eps: 1.0e-8"]),
+    (1, 'optimizer: {weight_decay: 0.1, weight_decay_exclude: [""]}', "optimizer.weight_decay_exclude", ['""']),
+    (1, f"model: {{{DEEPSEEK}, moe_router_bias_update_rate: 1.0e+39}}", "model.moe_router_bias_update_rate", ["≤ 1"]),
     (1, "optimizer: {eps: 0}", "optimizer.eps", ["0/0", "1e-20", "eps: 1.0e-8"]),
     (1, "optimizer: {eps: 1.0e-50}", "optimizer.eps", ["float32"]),
     (1, "optimizer: {eps: -1.0e-8}", "optimizer.eps", ["eps: 1.0e-8"]),

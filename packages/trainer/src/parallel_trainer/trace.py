@@ -27,7 +27,8 @@ class Trace:
     """What ran, losses and gradient norms of each step, and the weights after the last.
 
     other_losses:      those of multi-token prediction and balancing by name, for a model that has them.
-    tokens_per_expert: int64 (steps, layers with experts, experts); () without experts.
+    tokens_per_expert: int64 (steps, layers with experts, experts), 0 in steps that were skipped; of size 0 without
+        experts.
     """
 
     plan: str
@@ -40,11 +41,12 @@ class Trace:
     @classmethod
     def record(cls, trainer: Trainer, steps: int) -> Trace:
         """Train so many steps. Collective over the world."""
+        model = trainer.job.model
+        loads_shape = (len(model.expert_layers), model.routing.experts) if model.routing else (0,)
         results, loads = [], []
         for _ in range(steps):
             results.append(trainer.train_step())
-            if trainer.loads is not None:
-                loads.append(trainer.loads.tokens_per_expert)
+            loads.append(np.zeros(loads_shape) if trainer.loads is None else trainer.loads.tokens_per_expert)
         others = {name: tuple(getattr(result, name) for result in results) for name in ("mtp_loss", "balance_loss")}
         return cls(
             describe(trainer.job.plan),

@@ -103,7 +103,7 @@ class Model:
         None, about="Choose experts with a bias that evens their loads.", models=_EXPERTS
     )
     moe_router_bias_update_rate: float | None = setting(
-        None, minimum=0, about="How far that bias moves in a step.", models=_DEEPSEEK
+        None, minimum=0, maximum=1, about="How far that bias moves in a step.", models=_DEEPSEEK
     )
     moe_router_load_balancing_type: str | None = setting(
         None, options=_AUXILIARY_LOSSES, about="Which auxiliary loss evens the loads of experts.", models=_EXPERTS
