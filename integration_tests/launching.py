@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import define
+from device_mesh.variables import for_own_mpiexec
 from parallel_trainer.launch.mpiexec import rank_environment
 
 SHOWN_EVERY_SECONDS = 30.0
@@ -65,7 +66,7 @@ def launch(program: Path, world: int, folder: Path, *, cwd: Path, show: Show, st
     """
     what, log, tasks = f"{program.name} on {world} ranks", folder / f"log-{world}", tasks_of(folder, world)
     command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(world), sys.executable, str(program)]
-    environment = rank_environment(world, os.environ) | {"DEVICE_MESH_DEBUG": "0"}
+    environment = rank_environment(world, for_own_mpiexec(os.environ)) | {"DEVICE_MESH_DEBUG": "0"}
     begin = time.monotonic()
     with (
         log.open("wb") as output,

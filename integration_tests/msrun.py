@@ -43,8 +43,8 @@ def msrun(folder: Path, workers: int, *program: str, seconds: float = 500.0) -> 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Processes that start in here end at SIGINT and SIGHUP, also where ours ignores them: `nohup`, jobs of a shell."""
-    numbers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    """Processes that start in here end at these signals, also where ours ignores them: `nohup`, jobs of a shell."""
+    numbers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
     try:
         yield

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 from device_mesh import abort_on_error, connect
+from device_mesh.variables import for_own_mpiexec
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LIMIT_SECONDS = 60.0
@@ -51,7 +52,7 @@ def run(tmp_path: Path, body: str, *, ranks: int = 3, debug: bool = False) -> En
         capture_output=True,
         text=True,
         timeout=280,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env=for_own_mpiexec(os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}),
     )
     started = max(float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("ready"))
     return Ending(done.returncode, done.stderr, time.time() - started)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
+from device_mesh.variables import for_own_mpiexec
 
 PROGRAM = Path(__file__).with_name("rank_cases")
 BIN = Path(sys.executable).parent
@@ -60,7 +61,7 @@ def run(carrier: str, ranks: int, folder: Path) -> Launch:
         number = f"--worker_num={ranks} --local_worker_num={ranks} --master_port={free_port()} --join=True"
         command = [BIN / "msrun", *number.split(), f"--log_dir={folder}", PROGRAM / "__main__.py", folder, "mindspore"]
         command.append("fail" if ranks == 2 else "end")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
+    environment = for_own_mpiexec(os.environ)
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOG_v": "3"}
     environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     environment |= {"MS_NODE_TIMEOUT": "10"}  # how soon MindSpore's scheduler notices that its workers were ended

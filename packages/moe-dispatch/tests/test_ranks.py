@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from device_mesh.variables import for_own_mpiexec
 
 PROGRAM = Path(__file__).with_name("rank_cases")
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -26,7 +27,9 @@ def launch(cases: str, folder: Path) -> tuple[Results, str]:
     command = [MPIEXEC, "-n", str(RANKS[cases]), sys.executable, "-W", "ignore", str(PROGRAM), str(folder), cases]
     single_threaded = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOG_v": "3"}
     try:
-        done = subprocess.run(command, env=os.environ | single_threaded, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            command, env=for_own_mpiexec(os.environ | single_threaded), capture_output=True, text=True, timeout=240
+        )
         ending = f"exit code {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
     except subprocess.TimeoutExpired as error:
         ending = f"hung; {error.stderr!r}"

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+from device_mesh.variables import for_own_mpiexec
 from parallel_trainer.launch.mpiexec import rank_environment
 
 CORES = 2
@@ -107,7 +108,7 @@ def main() -> None:
                     corpus,
                 ]
                 threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(CORES // ranks))
-                environment = rank_environment(ranks, os.environ | threads)
+                environment = rank_environment(ranks, for_own_mpiexec(os.environ | threads))
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
                 found += json.loads(done.stdout.strip().splitlines()[-1])
     speed = {ranks: ROWS * TOKENS / median(found) for ranks, found in seconds.items()}
