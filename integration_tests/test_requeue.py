@@ -75,3 +75,17 @@ def test_a_run_that_was_killed_before_it_saved_begins_anew_in_its_own_output(tmp
     assert again.returncode == 0, again.stderr
     assert "out goes on after step 0; what it has of steps 1 to 2 is replaced" in again.stdout
     assert [record["step"] for record in metrics(tmp_path / "out")] == [1, 2]
+
+
+def test_pub2_path_01_a_run_saves_into_the_home_folder(tmp_path: Path) -> None:
+    home, place = tmp_path / "home", tmp_path / "place"
+    for folder in (home, place):
+        folder.mkdir()
+    corpus(home / "corpus")
+    file = write(place / "run.yaml", steps=1, corpus="~/corpus",
+                 checkpoint="{save_path: ~/nc-ckpt, save_interleaved_steps: 1}")  # fmt: skip
+    done = call("run", file, "--nproc", "1", "--output=~/out", cwd=place, HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    assert (home / "nc-ckpt" / "iteration_00000001" / "metadata.json").is_file()
+    assert (home / "out" / "metrics.jsonl").is_file()
+    assert [path.name for path in place.iterdir()] == ["run.yaml"]

@@ -183,3 +183,11 @@ def test_installed_command(config: Path) -> None:
     done = subprocess.run([command, "show", config, "--world-size", "8"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("8 ranks\n")
     assert done.stderr == ""
+
+
+def test_pub2_path_01_files_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As shells leave it after `--svg=`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("parallelism: {tensor_parallel: 2}")
+    assert main(["show", "~/run.yaml", "--world-size", "2", "--svg=~/mesh.svg"]) == 0
+    assert (tmp_path / "mesh.svg").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -159,3 +160,36 @@ def test_installed_command() -> None:
     done = subprocess.run([command, "show", "--lengths", "2,1"], capture_output=True, text=True, check=True)
     assert drawn(done.stdout) == ["█··", "██·", "··█"]
     assert done.stderr == ""
+
+
+def test_pub2_path_01_files_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As shells leave it after `--svg=`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    np.save(tmp_path / "tokens.npy", np.array([5, 6, 0, 7]))
+    assert main(["show", "--tokens=~/tokens.npy", "--eod", "0", "--svg=~/mask.svg"]) == 0
+    assert (tmp_path / "mask.svg").exists()
+    with pytest.raises(SystemExit):
+        main(["show", "--lengths", "5", "--svg=~no-such-user/mask.svg"])
+
+
+@pytest.mark.parametrize(("encoding", "signs"), [("ascii", "#."), ("latin-1", "#·"), ("utf-8", "█·")])
+def test_pub2_cli_01_a_picture_where_the_terminal_is_not_utf_8(encoding: str, signs: str) -> None:
+    command = [sys.executable, "-c", "from mask_compression.cli import main; raise SystemExit(main())"]
+    done = subprocess.run(
+        [*command, "show", "--lengths", "5,7,4", "--cp", "2"],
+        env=os.environ | {"PYTHONIOENCODING": encoding, "LC_ALL": "C"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    visible, hidden = signs
+    assert f"rank 1  12  {12 * hidden}{visible}{3 * hidden}\n" in done.stdout.decode(encoding)
+
+
+@pytest.mark.parametrize("lengths", ["5,0,3", "0", "-1", "3,5/9", "2,2/3,0"])
+def test_messages_name_options_and_no_python(lengths: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", f"--lengths={lengths}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"mask-compression: --lengths {lengths!r}: lengths")
+    assert "allow_empty" not in said
+    assert "from_lengths" not in said

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import mask_compression
+import pytest
 
 PROGRAM = """
 import sys
@@ -28,3 +29,17 @@ def test_the_core_imports_numpy_and_the_standard_library_only() -> None:
 def test_public_names_exist() -> None:
     assert all(hasattr(mask_compression, name) for name in mask_compression.__all__)
     assert mask_compression.__all__ == sorted(mask_compression.__all__)
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [("flex_attention", "torch", "torch"), ("mindspore", "mindspore", "mindspore"), ("picture", "matplotlib", "plot")],
+)
+def test_a_missing_extra_is_named(module: str, library: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{library!r}] = None; import mask_compression.{module} as found\n"
+    if module == "picture":  # which the command imports, and needs to draw alone
+        code += "from mask_compression.cli import main\n"
+        code += "raise SystemExit(main(['show', '--lengths', '5', '--svg', 'a.svg']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert f"pip install 'mask-compression[{extra}]'" in done.stderr

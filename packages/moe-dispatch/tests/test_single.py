@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from device_mesh import connect
-from moe_dispatch import AllToAllDispatcher, BytesSent, DeredundantDispatcher
+from moe_dispatch import AllToAllDispatcher, BytesSent, DeredundantDispatcher, ExpertLoad
 
 T, K, E, H = 3, 2, 4, 5
 IDS = np.array([[0, 3], [3, 3], [1, 0]])
@@ -113,3 +114,22 @@ def test_the_plain_dispatcher_takes_any_nodes() -> None:
     assert AllToAllDispatcher(group(3), 6).layout.num_nodes == 1
     assert AllToAllDispatcher(group(3), 6, ranks_per_node=2).layout.node_of_rank.tolist() == [0, 0, 1]
     assert AllToAllDispatcher(group(2), 6, ranks_per_node=8).layout.num_nodes == 1
+
+
+def test_lists_given_for_arrays_are_refused_in_words() -> None:
+    dispatcher = AllToAllDispatcher(connect("single"), num_experts=4)
+    ids, tokens, weights = np.array([[0, 1], [0, 3]]), np.ones((2, 3)), np.ones((2, 2))
+    route = dispatcher.route(ids)
+    rows = route.dispatch(tokens)
+    calls: dict[str, Callable[[], object]] = {
+        "expert ids": lambda: dispatcher.route(ids.tolist()),
+        "tokens": lambda: route.dispatch(tokens.tolist()),
+        "rows": lambda: route.combine(rows.tolist(), weights),
+        "weights": lambda: route.combine(rows, weights.tolist()),
+        "d_rows": lambda: route.dispatch_gradient(rows.tolist()),
+        "d_out": lambda: route.combine_gradient(tokens.tolist(), rows, weights),
+        "a step's counts": lambda: ExpertLoad(4).record([1, 2, 3, 4]),  # type: ignore[arg-type]
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=f"{name} are a list, but must be a NumPy array: pass numpy.asarray"):
+            call()

@@ -143,3 +143,12 @@ def test_as_an_installed_program() -> None:
         [program, "show", "--stages", "2", "--microbatches", "2"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("1F1B: 2 ranks, 2 micro-batches\n")
+
+
+def test_pub2_path_01_files_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As shells leave it after `--svg=`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["show", "--stages", "2", "--microbatches", "2", "--svg=~/chart.svg"]) == 0
+    assert (tmp_path / "chart.svg").exists()
+    with pytest.raises(SystemExit):
+        main(["show", "--stages", "2", "--microbatches", "2", "--svg=~no-such-user/chart.svg"])

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pipeline_schedule import gpipe, interleaved_1f1b, overlap_b_f, schedule_from_dict, schedule_to_dict
+from pipeline_schedule import (
+    Action,
+    Schedule,
+    ScheduleError,
+    gpipe,
+    interleaved_1f1b,
+    overlap_b_f,
+    schedule_from_dict,
+    schedule_to_dict,
+    validate,
+)
 
 
 def test_what_is_written() -> None:
@@ -36,3 +46,13 @@ def test_wrong_keys() -> None:
     data["place"] = [0]
     with pytest.raises(ValueError, match="has the keys microbatches, name, overlap_p2p, placement, programs, and not "):
         schedule_from_dict(data)
+
+
+def test_a_kind_written_as_text_is_the_kind() -> None:
+    """`Action('forward', 0, 0)`: as data it is the same, and a schedule of such is refused in words."""
+    programs = ((Action("forward", 0, 0), Action("backward", 0, 0)),)  # type: ignore[arg-type]
+    written = Schedule(name="one", placement=(0,), microbatches=1, programs=programs)
+    right = gpipe(1, 1)
+    assert schedule_to_dict(written)["programs"] == schedule_to_dict(right)["programs"]
+    with pytest.raises(ScheduleError, match=r"must be an Action with a Kind .Kind.FORWARD, not 'forward'."):
+        validate(written)

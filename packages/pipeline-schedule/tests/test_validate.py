@@ -330,8 +330,8 @@ def test_steps_of_a_wrong_type(step: object) -> None:
     good = zb_v(1, 1).programs[0]
     wrong = Schedule("strings", (0, 0), 1, [[step, *good[1:]]])  # type: ignore[list-item]
     assert (
-        f"{step} is step 0 of rank 0, but a step must be an Action with a Kind, an Overlap of two, or some Together"
-        in messages(wrong)
+        f"{step} is step 0 of rank 0, but a step must be an Action with a Kind (Kind.FORWARD, not 'forward'), "
+        "an Overlap or some Together" in messages(wrong)
     )
 
 

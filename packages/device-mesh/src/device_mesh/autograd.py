@@ -36,8 +36,15 @@ from typing import Any
 
 import numpy as np
 from attrs import define
-from mindspore import Tensor
-from mindspore.common import _Function
+
+try:
+    from mindspore import Tensor
+    from mindspore.common import _Function
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "device_mesh.autograd needs MindSpore, which is not installed: pip install 'device-mesh[mindspore]'",
+        name=error.name,
+    ) from error
 
 from device_mesh.communicator import Array, Communicator
 

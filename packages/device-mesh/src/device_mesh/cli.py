@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallel_config import ConfigError, ConfigWarning, load, plan
+from parallel_config import ConfigError, ConfigWarning, load, path_argument, plan, show_anywhere
 
 from device_mesh.describe import as_dict, as_text
 from device_mesh.mesh import ParallelMesh
@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0, or 2 when the file or the arguments are wrong."""
     if argv is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the output goes to a closed pipe
+    show_anywhere()
     arguments = _parser().parse_args(argv)
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -47,12 +48,12 @@ def _parser() -> argparse.ArgumentParser:
     show = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
         "show", help="print the axes of a mesh and their groups of ranks"
     )
-    show.add_argument("file", metavar="FILE", help="the run's YAML file")
+    show.add_argument("file", type=path_argument, metavar="FILE", help="the run's YAML file")
     show.add_argument("--world-size", type=int, required=True, metavar="N", help="number of ranks")
     show.add_argument("--rank", type=int, metavar="R", help="only this rank's coordinates and groups")
     show.add_argument("--ranks-per-node", type=int, metavar="K", help="also say which groups stay within a node")
     show.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    show.add_argument("--svg", type=Path, metavar="OUT.svg", help="also draw the mesh into this file")
+    show.add_argument("--svg", type=path_argument, metavar="OUT.svg", help="also draw the mesh into this file")
     return parser
 
 

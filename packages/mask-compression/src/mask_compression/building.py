@@ -42,7 +42,7 @@ def from_lengths(lengths: Rows, seq_length: int | None = None, *, allow_empty: b
             at = int(np.argmax(row == 0))
             raise ValueError(
                 f"from_lengths: {name}[{at}] = 0 is a document without tokens: lengths must be at least 1. "
-                "Leave it out, or pass allow_empty=True; the mask is the same."
+                "Leave it out; the mask is the same."
             )
     size = int(rows[0].sum()) if seq_length is None else whole_number(seq_length, "seq_length", at_least=1)
     for number, row in enumerate(rows):
@@ -161,8 +161,8 @@ def _distinct(values: Ints, size: int, name: str, *, allow_empty: bool) -> Ints:
         at = int(np.argmax(empty))
         other = "use from_cu_seqlens if this is a cu_seqlens list" if at == 0 else "leave it out"
         raise ValueError(
-            f"{name}[{at}] = {values[at]} repeats the end before it, so its document has no tokens: {other}, or pass "
-            "allow_empty=True; the mask is the same"
+            f"{name}[{at}] = {values[at]} repeats the end before it, so its document has no tokens: {other}; "
+            "the mask is the same"
         )
     return values[steps > 0]
 

@@ -6,9 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import torch  # type: ignore[import-not-found, unused-ignore]
-from torch import Tensor  # type: ignore[import-not-found, unused-ignore]
-from torch.nn.attention.flex_attention import BlockMask  # type: ignore[import-not-found, unused-ignore]
+
+try:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+    from torch import Tensor  # type: ignore[import-not-found, unused-ignore]
+    from torch.nn.attention.flex_attention import BlockMask  # type: ignore[import-not-found, unused-ignore]
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "mask_compression.flex_attention needs PyTorch, which is not installed: pip install 'mask-compression[torch]'",
+        name=error.name,
+    ) from error
 
 from mask_compression.checks import Range
 from mask_compression.mask import CompressedMask

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspore import Tensor
-from mindspore.common import _Function
+try:
+    from mindspore import Tensor
+    from mindspore.common import _Function
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "mask_compression.mindspore needs MindSpore, which is not installed: pip install 'mask-compression[mindspore]'",
+        name=error.name,
+    ) from error
 
 from mask_compression.attention import attention as numpy_attention
 from mask_compression.attention_backward import attention_backward

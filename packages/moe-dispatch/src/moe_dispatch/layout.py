@@ -69,11 +69,18 @@ class ExpertLayout:
         return expert_ids // self.experts_per_node
 
 
+def check_array(x: object, name: str) -> None:
+    """Raise TypeError for what is no NumPy array, such as a list."""
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"{name} are a {type(x).__name__}, but must be a NumPy array: pass numpy.asarray(value)")
+
+
 def checked_expert_ids(expert_ids: Array, num_experts: int) -> Ints:
     """The ids as int64.
 
     Raises TypeError unless they are integers, ValueError unless (T, K) with K >= 1 and from 0 to num_experts-1.
     """
+    check_array(expert_ids, "expert ids")
     if expert_ids.dtype.kind not in "iu":
         raise TypeError(f"expert ids have dtype {expert_ids.dtype}, but must be integers: pass ids.astype('int64')")
     if expert_ids.ndim != 2 or expert_ids.shape[1] < 1:

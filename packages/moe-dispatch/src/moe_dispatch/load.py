@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from moe_dispatch.layout import Array, Ints
+from moe_dispatch.layout import Array, Ints, check_array
 
 
 @define(eq=False)
@@ -30,8 +30,9 @@ class ExpertLoad:
     def record(self, counts: Array) -> None:
         """Add a step: integers (num_experts,), 0 or more.
 
-        Raises ValueError for another shape, another kind of numbers or a negative one.
+        Raises ValueError for another shape, another kind of numbers or a negative one, TypeError for what is no array.
         """
+        check_array(counts, "a step's counts")
         if counts.shape != (self.num_experts,) or counts.dtype.kind not in "iu" or (counts < 0).any():
             raise ValueError(
                 f"a step's counts have shape {counts.shape} and dtype {counts.dtype}, the least is "

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from device_mesh import autograd
-from mindspore import Tensor
+
+try:
+    from mindspore import Tensor
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "moe_dispatch.mindspore needs MindSpore, which is not installed: pip install 'moe-dispatch[mindspore]'",
+        name=error.name,
+    ) from error
 
 from moe_dispatch.route import Route
 

@@ -14,7 +14,7 @@ from attrs import frozen
 from device_mesh.half import is_half, wide_type
 
 from moe_dispatch.exchange import Arriving, Exchange, Spread
-from moe_dispatch.layout import Array, Ints
+from moe_dispatch.layout import Array, Ints, check_array
 from moe_dispatch.row_sums import scale_rows
 
 
@@ -128,6 +128,7 @@ class Route:
         return arrived
 
     def _check_weights(self, weights: Array, rows: Array) -> None:
+        check_array(weights, "weights")
         needed = wide_type(rows.dtype)
         if weights.shape != (self.num_tokens, self.top_k) or weights.dtype != needed:
             raise ValueError(
@@ -144,6 +145,7 @@ class Route:
 
 
 def _check(x: Array, name: str, rows: int) -> None:
+    check_array(x, name)
     if x.dtype not in (np.float32, np.float64) and not is_half(x.dtype):
         raise TypeError(
             f"{name} have dtype {x.dtype}, but must be bfloat16, float16, float32 or float64: pass "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import signal
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from parallel_config.document import Document
 from parallel_config.effects import all_fields, fields_without_effect
 from parallel_config.explain import explain
+from parallel_config.home import path_argument
 from parallel_config.loading import examine, read_file
 from parallel_config.migrate import command
 from parallel_config.notices import notices
@@ -22,6 +22,7 @@ from parallel_config.render import plan_table, plan_values, problem_text, proble
 from parallel_config.repair import Repair, repairs
 from parallel_config.schema import TrainConfig
 from parallel_config.schema.setting import ENGINES
+from parallel_config.terminal import show_anywhere
 
 OK, INVALID = 0, 2
 
@@ -30,9 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0 for a valid file or a known field, 2 for any problem."""
     if argv is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the output goes to a closed pipe
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    show_anywhere()
     arguments = _parser().parse_args(argv)
     status: int = arguments.run(arguments)
     return status
@@ -84,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="show the plan of a file, or everything that is wrong with it")
-    check.add_argument("file", help="YAML configuration file")
+    check.add_argument("file", type=path_argument, help="YAML configuration file")
     check.add_argument("--world-size", type=int, required=True, metavar="N", help="number of ranks")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument(

@@ -27,6 +27,7 @@ _TYPES = {
     "str": "text",
     "None": "null",
     "LayerText": "layers",
+    "PathText": "path",
     "NewtonSchulz": "list of numbers, or of segments",
 }
 

@@ -15,8 +15,9 @@ from attrs import fields_dict, has
 from cattrs.errors import BaseValidationError
 from cattrs.gen import make_dict_structure_fn, override
 
+from parallel_config.home import expand_home
 from parallel_config.problems import show
-from parallel_config.schema.setting import LayerText, NewtonSchulz
+from parallel_config.schema.setting import LayerText, NewtonSchulz, PathText
 
 _Hook = Callable[[Any, Any], Any]
 
@@ -35,6 +36,10 @@ class Rejected(ValueError):
 
 class NotText(Rejected):
     """A number where text is wanted: it was probably meant as it is written."""
+
+
+class NotPath(Rejected):
+    """A text that stands for no path."""
 
 
 class NotSection(Rejected):
@@ -112,6 +117,14 @@ def _string(value: Any, _: Any) -> str:
     raise Rejected("must be text", "Write a word or a quoted text.")
 
 
+def _path(value: Any, _: Any) -> PathText:
+    text = _string(value, _)
+    try:
+        return PathText(expand_home(text))
+    except ValueError as error:
+        raise NotPath(str(error), "Write ~ for your home folder, or the whole path.") from None
+
+
 def _layers(value: Any, _: Any) -> LayerText:
     if isinstance(value, int) and not isinstance(value, bool):
         return LayerText(str(value))
@@ -169,6 +182,8 @@ def _choice_hook(kind: Any) -> _Hook:
                 continue
             try:
                 return converter().structure(value, member)
+            except NotPath:
+                raise
             except Rejected:
                 continue
         raise Rejected(rule, "Write one of these.")
@@ -179,12 +194,21 @@ def _choice_hook(kind: Any) -> _Hook:
 def _name(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return f"a list of {_plural(get_args(kind)[0])}"
-    names = {bool: "true or false", str: "text", LayerText: "text", int: "an integer", float: "a number"}
+    names = {
+        bool: "true or false",
+        str: "text",
+        LayerText: "text",
+        PathText: "text",
+        int: "an integer",
+        float: "a number",
+    }
     return "null" if kind is type(None) else names.get(kind, "a mapping")
 
 
 def _plural(kind: Any) -> str:
-    return {int: "integers", float: "numbers", LayerText: 'layers such as "0-3"', str: "texts"}.get(kind, "items")
+    return {int: "integers", float: "numbers", LayerText: 'layers such as "0-3"', str: "texts", PathText: "texts"}.get(
+        kind, "items"
+    )
 
 
 def _sequence_hook(kind: Any) -> _Hook:
@@ -234,6 +258,7 @@ def converter() -> cattrs.Converter:
         (str, _string),
         (LayerText, _layers),
         (NewtonSchulz, _newton_schulz),
+        (PathText, _path),
     )
     for kind, hook in hooks:
         strict.register_structure_hook(kind, hook)

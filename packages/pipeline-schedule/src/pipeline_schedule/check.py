@@ -175,7 +175,7 @@ class _Check:
     def _why_strange(self, rank: int, action: object) -> str:
         """Why something cannot stand in a rank's program."""
         if not isinstance(action, Action) or not isinstance(action.kind, Kind):
-            return "a step must be an Action with a Kind, an Overlap of two, or some Together"
+            return "a step must be an Action with a Kind (Kind.FORWARD, not 'forward'), an Overlap or some Together"
         schedule, (kind, stage, microbatch) = self.schedule, action
         if not 0 <= stage < schedule.num_stages:
             return f"the virtual stages are 0 to {schedule.num_stages - 1}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from pipeline_schedule.overlap import overlap_b_f, overlap_p2p, post_together
 from pipeline_schedule.replay import Time
 from pipeline_schedule.serial import schedule_to_dict
 from pipeline_schedule.simulate import Costs, Timeline, simulate
+from pipeline_schedule.terminal import show_anywhere
 
 _PROGRAM = "pipeline-schedule"
 
@@ -30,9 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0, or 2 when an argument is wrong or a file cannot be written."""
     if argv is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the output goes to a closed pipe
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    show_anywhere()
     arguments = _parser().parse_args(argv)
     try:
         timeline = _timeline(arguments)
@@ -71,10 +69,18 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--communication", type=_time, default=0, metavar="T", help="of a transfer (0)")
     show.add_argument("--width", type=int, default=110, metavar="COLUMNS", help="width of the chart (default 110)")
     show.add_argument("--json", action="store_true", help="print the schedule and its times as JSON")
-    show.add_argument("--svg", type=Path, metavar="OUT.svg", help="also draw the chart into this file")
-    show.add_argument("--png", type=Path, metavar="OUT.png", help="the same as PNG; needs the extra plot")
-    show.add_argument("--trace", type=Path, metavar="OUT.json", help="also write a trace for ui.perfetto.dev")
+    show.add_argument("--svg", type=_path, metavar="OUT.svg", help="also draw the chart into this file")
+    show.add_argument("--png", type=_path, metavar="OUT.png", help="the same as PNG; needs the extra plot")
+    show.add_argument("--trace", type=_path, metavar="OUT.json", help="also write a trace for ui.perfetto.dev")
     return parser
+
+
+def _path(text: str) -> Path:
+    """A path with a home folder in place of a leading `~` or `~user`, as a shell would."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"{text!r} has no home folder for {text.partition('/')[0]}") from None
 
 
 def _time(text: str) -> Time:

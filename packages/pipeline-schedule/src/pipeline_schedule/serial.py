@@ -45,7 +45,7 @@ def _step_to_list(step: Step) -> Any:
         return {"together": [_step_to_list(transfer) for transfer in step.transfers]}
     if isinstance(step, Overlap):
         return [_step_to_list(step.backward), _step_to_list(step.forward)]
-    return [step.kind.value, step.stage, step.microbatch]
+    return [str(step.kind), step.stage, step.microbatch]
 
 
 def _step_from_list(step: Any, where: str) -> Step:

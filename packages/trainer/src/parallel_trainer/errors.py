@@ -15,3 +15,7 @@ class UserError(Exception):
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__("\n".join([message, *(f"  - {problem}" for problem in problems)]))
         self.problems = tuple(problems) or (message,)
+
+
+class MissingCorpus(UserError):
+    """A corpus that has not been built."""

@@ -12,7 +12,7 @@ from parallel_config import ParallelPlan, TrainConfig, fields_without_effect, pl
 from parallel_trainer.data.gpt_dataset import Dataset
 from parallel_trainer.data.held_out import HeldOut
 from parallel_trainer.data.loader import BatchLoader, build_dataset
-from parallel_trainer.errors import UserError
+from parallel_trainer.errors import MissingCorpus, UserError
 from parallel_trainer.kernels import kernels
 from parallel_trainer.models import build_model
 from parallel_trainer.models.config import model_config
@@ -160,7 +160,7 @@ def prepare(
     watched = attempt(lambda: watched_layers(config.monitor.moe_monitor, model.expert_layers) if model else ())
     computing = attempt(lambda: _precision(config, dtype, device))
     schedule = attempt(lambda: schedule_of(config))
-    dataset = attempt(lambda: build_dataset(config.train_dataset, vocab_size=model.vocab_size if model else 2**31))
+    dataset = attempt(lambda: _dataset(config, model.vocab_size if model else 2**31))
     held_out = None
     if dataset or "eval_dataset.dataloader" in written_fields(config):  # a fault of a shared one has been said
         held_out = attempt(lambda: HeldOut.of(config, vocab_size=model.vocab_size if model else 2**31))
@@ -179,6 +179,20 @@ def prepare(
     if engine == "hyperparallel":
         notes += run_notes(config, parallel_plan)
     return Job(config, parallel_plan, model, device, chosen, schedule, dataset, watched or (), tuple(notes), held_out)
+
+
+def _dataset(config: TrainConfig, vocab_size: int) -> Dataset:
+    """The training data. Where its corpus has not been built, the error has the commands that the file begins with."""
+    try:
+        return build_dataset(config.train_dataset, vocab_size=vocab_size)
+    except MissingCorpus as error:
+        lines = (line.lstrip("# ").rstrip() for line in config.source.text.splitlines() if line.startswith("#"))
+        commands = [line for line in lines if line.startswith(("parallel-train data build ", "python "))]
+        if not any(line.startswith("parallel-train data build ") for line in commands):
+            raise
+        raise UserError(
+            f"{error}. This file says how, to be run in the same directory: {'; '.join(commands)}"
+        ) from None
 
 
 def in_one_type(config: TrainConfig, precision: MixedPrecision) -> TrainConfig:

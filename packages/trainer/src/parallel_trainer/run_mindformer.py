@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import NoReturn
 
 from device_mesh import launched
+from parallel_config import path_argument, show_anywhere
 
 from parallel_trainer.cli import run, say_errors
 from parallel_trainer.engines.choice import add_option
@@ -36,6 +36,7 @@ _DEVICES: Mapping[str, Device] = {"CPU": "cpu", "Ascend": "ascend"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; under msrun as what this process was started."""
+    show_anywhere()
     return say_errors(lambda: _run(argv))
 
 
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "      python -m parallel_trainer.run_mindformer --config FILE --mode 1\n\n"
         "Rank 0 reports in its own log, worker_0.log. Without msrun it trains on one rank.",
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the YAML file")
+    parser.add_argument("--config", type=path_argument, required=True, metavar="FILE", help="the YAML file")
     for name, (value, _) in _ONLY.items():
         parser.add_argument(f"--{name}", default=value, metavar=value, help=f"{value}, the only one there is")
     parser.add_argument(
@@ -94,7 +95,10 @@ def _parser() -> argparse.ArgumentParser:
         help="CPU (default), or Ascend, which connects the ranks by HCCL; nothing has run on Ascend yet",
     )
     parser.add_argument(
-        "--output_dir", type=Path, metavar="DIR", help="folder in which the run makes its own (default: output)"
+        "--output_dir",
+        type=path_argument,
+        metavar="DIR",
+        help="folder in which the run makes its own (default: output)",
     )
     add_option(parser)
     return parser

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from parallel_config.schema.setting import NOWHERE, setting
+from parallel_config.schema.setting import NOWHERE, PathText, setting
 
 LOADERS = ("BlendedMegatronDatasetDataLoader", "HFDataLoader", "MindDataset", "OrderedIndexDataLoader")
 
@@ -15,16 +15,16 @@ LOADERS = ("BlendedMegatronDatasetDataLoader", "HFDataLoader", "MindDataset", "O
 class DataloaderConfig:
     """What a GPTDataset reads and how it masks. Token ids of -1 mean that there is no such token."""
 
-    data_path: tuple[str | int | float, ...] | None = setting(
+    data_path: tuple[PathText | int | float, ...] | None = setting(
         None, about="Prefixes of .bin/.idx pairs, or weights and prefixes in turn."
     )
-    train_data_path: tuple[str | int | float, ...] | None = setting(
+    train_data_path: tuple[PathText | int | float, ...] | None = setting(
         None, about="The same for the split of training alone."
     )
-    valid_data_path: tuple[str | int | float, ...] | None = setting(
+    valid_data_path: tuple[PathText | int | float, ...] | None = setting(
         None, about="The same for the split of evaluation alone."
     )
-    test_data_path: tuple[str | int | float, ...] | None = setting(
+    test_data_path: tuple[PathText | int | float, ...] | None = setting(
         None, about="The same for the split of tests alone, which nothing reads.", acts=NOWHERE
     )
     split: str | None = setting(
@@ -48,7 +48,7 @@ class DataloaderConfig:
         True, about="Leave out the last sample of an evaluation if it is not full."
     )
     num_dataset_builder_threads: int = setting(1, minimum=1, about="Threads that build the sample index.", acts=NOWHERE)
-    path_to_cache: str | None = setting(None, about="Folder of built sample indices.", acts=NOWHERE)
+    path_to_cache: PathText | None = setting(None, about="Folder of built sample indices.", acts=NOWHERE)
     mmap_bin_files: bool | None = setting(None, about="Map .bin files into memory; they always are here.", acts=NOWHERE)
     extra: dict[str, Any] = Factory(dict)
 

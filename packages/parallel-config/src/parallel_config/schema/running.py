@@ -7,7 +7,9 @@ from typing import Any
 from attrs import Factory, frozen
 
 from parallel_config.schema.memory import LayerSpecs
-from parallel_config.schema.setting import NOWHERE, setting
+from parallel_config.schema.setting import NOWHERE, PathText, setting
+
+_NO_PATH = PathText("")
 
 
 @frozen
@@ -15,14 +17,14 @@ class Checkpoint:
     """What is saved when, and what a run starts from (an empty `load_path`: from nothing)."""
 
     enable_save: bool = setting(True, about="Save at all.")
-    save_path: str = setting("", about="Folder of the checkpoints.")
+    save_path: PathText = setting(_NO_PATH, about="Folder of the checkpoints.")
     save_max: int = setting(5, minimum=1, about="Checkpoints that are kept, the newest.")
     save_interleaved_steps: int = setting(1000, minimum=1, about="Steps between two checkpoints.")
     no_save_optim: bool = setting(False, about="Save weights alone.")
     async_save: bool = setting(False, about="Write while training goes on.")
     prefix: str | None = setting("checkpoint", about="How names of files begin.")
     remove_redundancy: bool = setting(False, about="Write each element once; always so here.")
-    load_path: str = setting("", about="Checkpoint to start from, or the folder of several; empty: none.")
+    load_path: PathText = setting(_NO_PATH, about="Checkpoint to start from, or the folder of several; empty: none.")
     load_balanced: bool = setting(False, about="Read each element once; always so here.")
     no_load_optim: bool = setting(False, about="Load weights alone.")
     load_worker_number: int = setting(1, minimum=1, reserved=True, about="Threads that load.")
@@ -30,7 +32,7 @@ class Checkpoint:
         True, about="Keep what is known of shards between two saves.", acts=NOWHERE
     )
     save_trainable_only: bool = setting(False, about="Save adapters alone; only false is accepted yet.")
-    base_load_path: str = setting("", about="Weights that adapters belong to.", acts=NOWHERE)
+    base_load_path: PathText = setting(_NO_PATH, about="Weights that adapters belong to.", acts=NOWHERE)
     reshard_worker_num: int = setting(1, minimum=1, about="Processes that reshard.", acts=NOWHERE)
 
 
@@ -78,10 +80,12 @@ class HealthCheckpoint:
 class Tensorboard:
     """Where and how often curves are written. Each field has an older and a newer name."""
 
-    tensorboard_dir: str = setting("", about="Folder of TensorBoard's events; here they are in --output.", acts=NOWHERE)
+    tensorboard_dir: PathText = setting(
+        _NO_PATH, about="Folder of TensorBoard's events; here they are in --output.", acts=NOWHERE
+    )
     tensorboard_log_interval: int = setting(1, minimum=1, about="Steps between two records.", acts=NOWHERE)
     tensorboard_queue_size: int = setting(1000, minimum=1, about="Events that wait to be written.", acts=NOWHERE)
-    output_dir: str = setting("", about="The newer name of tensorboard_dir.", acts=NOWHERE)
+    output_dir: PathText = setting(_NO_PATH, about="The newer name of tensorboard_dir.", acts=NOWHERE)
     log_interval: int = setting(1, minimum=1, about="The newer name of tensorboard_log_interval.", acts=NOWHERE)
     queue_size: int = setting(1000, minimum=1, about="The newer name of tensorboard_queue_size.", acts=NOWHERE)
 
@@ -106,7 +110,7 @@ class Profiler:
     enable_profiling: bool = setting(False, about="Profile at all.", acts=NOWHERE)
     start_step: int = setting(1, minimum=1, about="First step that is profiled.", acts=NOWHERE)
     end_step: int = setting(1, minimum=1, about="Last step that is profiled.", acts=NOWHERE)
-    output_path: str | None = setting(None, about="Folder of the profiles.", acts=NOWHERE)
+    output_path: PathText | None = setting(None, about="Folder of the profiles.", acts=NOWHERE)
     profiler_rank: int | tuple[int, ...] | None = setting(
         None, about="Ranks that are profiled; null: all.", acts=NOWHERE
     )

@@ -28,6 +28,10 @@ MODEL_TYPES = ("qwen3", "qwen3_moe", "deepseek_v3")
 """The models that exist here."""
 
 
+PathText = NewType("PathText", str)
+"""A path, whose leading `~` or `~user` becomes the home folder."""
+
+
 @frozen
 class Limit:
     """Values that a field takes beyond its type. `above` is a minimum that is itself excluded."""

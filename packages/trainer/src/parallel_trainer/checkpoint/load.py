@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from device_mesh import Communicator
@@ -161,19 +162,24 @@ def check_model(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], *
 
     what: "weights" or "moments", for the message.
     """
+    others = checkpoint.weights if what == "weights" else {}
+    found = {name: tensor.shape for name, tensor in checkpoint.tensors.items() if name in shapes or name in others}
+    check_shapes(checkpoint.folder, found, shapes, what=what)
+
+
+def check_shapes(
+    folder: Path, stored: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]], *, what: str = "weights"
+) -> None:
+    """Raise UserError unless what a folder holds are exactly these tensors, naming all that differ."""
     problems = []
-    stored = {name: checkpoint.tensors[name].shape for name in checkpoint.tensors if name in shapes}
     problems += [f"{name} {list(shape)} is not in it" for name, shape in shapes.items() if name not in stored]
     problems += [
         f"{name} is {list(stored[name])} in it, and {list(shape)} in the model"
         for name, shape in shapes.items()
         if name in stored and stored[name] != shape
     ]
-    if what == "weights":
-        problems += [
-            f"{name} {list(tensor.shape)} is in it, and not in the model"
-            for name, tensor in checkpoint.weights.items()
-            if name not in shapes
-        ]
+    problems += [
+        f"{name} {list(shape)} is in it, and not in the model" for name, shape in stored.items() if name not in shapes
+    ]
     if problems:
-        raise UserError(f"{checkpoint.folder} does not fit this model, by its {what}:", problems)
+        raise UserError(f"{folder} does not fit this model, by its {what}:", problems)

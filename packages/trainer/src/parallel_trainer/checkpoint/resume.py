@@ -232,6 +232,11 @@ def model_notes(checkpoint: Checkpoint, model: ModelConfig) -> Iterator[str]:
         return
     if before is None:
         return
+    yield from model_differences(before, model)
+
+
+def model_differences(before: ModelConfig, model: ModelConfig) -> Iterator[str]:
+    """What a model computes differently from another with weights of the same shapes, in a sentence."""
     now = asdict(model, recurse=False)
     other = [
         f"{name} was {value}, is {now[name]}"

@@ -12,9 +12,9 @@ from importlib.metadata import version
 from typing import TextIO
 
 from device_mesh import launched
-from parallel_config import ConfigError, ConfigWarning
+from parallel_config import ConfigError, ConfigWarning, show_anywhere
 
-from parallel_trainer.cli import checkpoint, data, plan, run, verify
+from parallel_trainer.cli import checkpoint, data, evaluate, plan, run, verify
 from parallel_trainer.errors import UserError
 from parallel_trainer.launch.joining import let_log_be_shown
 
@@ -23,13 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     if argv is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the output goes to a closed pipe
+    show_anywhere()
     parser = argparse.ArgumentParser(
         prog="parallel-train",
         description="Train a model over many devices from one YAML file, exactly as one device would.",
     )
     parser.add_argument("--version", action="version", version=f"parallel-train {version('parallel-trainer')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, verify, plan, data, checkpoint):
+    for module in (run, evaluate, verify, plan, data, checkpoint):
         module.add_parser(commands)
     args = parser.parse_args(argv)
     os.environ.setdefault("GLOG_v", "3")  # of what MindSpore logs where a command imports it: errors only

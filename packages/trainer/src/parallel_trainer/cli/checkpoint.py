@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
-from parallel_config import load, plan
+from parallel_config import load, path_argument, plan
 
 from parallel_trainer.checkpoint.check import damages
 from parallel_trainer.checkpoint.index import FIRST_MOMENT, SECOND_MOMENT, Checkpoint, resolve
@@ -26,7 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser("show", help="what is in it, and where the run stood")
-    show.add_argument("checkpoint", type=Path, help=_PATH)
+    show.add_argument("checkpoint", type=path_argument, help=_PATH)
     show.set_defaults(run=_show)
     verify = actions.add_parser(
         "verify",
@@ -34,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Read all of a checkpoint: every block must have the checksum it was written with, and the files "
         "must hold every element of every tensor exactly once. Exit 1 if not.",
     )
-    verify.add_argument("checkpoint", type=Path, help=_PATH)
+    verify.add_argument("checkpoint", type=path_argument, help=_PATH)
     verify.set_defaults(run=_verify)
     reshard = actions.add_parser(
         "reshard",
@@ -42,9 +41,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Rewrite a checkpoint for the plan of a file on a number of ranks. Training does not need this: it "
         "loads any checkpoint under any plan. Memory holds some blocks of 1 MiB at a time.",
     )
-    reshard.add_argument("checkpoint", type=Path, help=_PATH)
-    reshard.add_argument("destination", type=Path, help="the new checkpoint, a folder that does not exist yet")
-    reshard.add_argument("--config", type=Path, required=True, help="the YAML file with the plan and the same model")
+    reshard.add_argument("checkpoint", type=path_argument, help=_PATH)
+    reshard.add_argument("destination", type=path_argument, help="the new checkpoint, a folder that does not exist yet")
+    reshard.add_argument(
+        "--config", type=path_argument, required=True, help="the YAML file with the plan and the same model"
+    )
     reshard.add_argument("--world-size", type=int, required=True, help="ranks of the plan")
     reshard.set_defaults(run=_reshard)
     checkpoint_hf.add_actions(actions, path=_PATH)

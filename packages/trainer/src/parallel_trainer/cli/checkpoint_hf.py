@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
+
+from parallel_config import path_argument
 
 from parallel_trainer.checkpoint.index import Checkpoint, resolve
 
@@ -23,8 +24,8 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser], *,
         description="Write a checkpoint's weights, whatever plan saved them, as config.json and safetensors files that "
         "transformers loads. Memory holds some blocks at a time.",
     )
-    export.add_argument("checkpoint", type=Path, help=path)
-    export.add_argument("folder", type=Path, help="the folder to write, which does not exist yet or is empty")
+    export.add_argument("checkpoint", type=path_argument, help=path)
+    export.add_argument("folder", type=path_argument, help="the folder to write, which does not exist yet or is empty")
     export.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the weights (default: float32)")
     export.set_defaults(run=_export)
     bring = actions.add_parser(
@@ -34,8 +35,10 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser], *,
         "checkpoint.load_path and checkpoint.no_load_optim: true, under any plan; and print the model section that "
         "its file needs. Memory holds a block at a time.",
     )
-    bring.add_argument("folder", type=Path, help="the folder, with config.json and model.safetensors or its index")
-    bring.add_argument("checkpoint", type=Path, help="the new checkpoint, a folder that does not exist yet")
+    bring.add_argument(
+        "folder", type=path_argument, help="the folder, with config.json and model.safetensors or its index"
+    )
+    bring.add_argument("checkpoint", type=path_argument, help="the new checkpoint, a folder that does not exist yet")
     bring.set_defaults(run=_import)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 
 import numpy as np
+from parallel_config import path_argument
 
 from parallel_trainer.data.build import build_corpus
 from parallel_trainer.data.documents import TextFile, input_files, python_stdlib_files
@@ -36,6 +37,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     text.add_argument(
         "--input",
         nargs="+",
+        type=path_argument,
         metavar="PATH",
         help="text files (one document each), .jsonl files (one document a line), folders of such files",
     )
@@ -44,8 +46,16 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the sources of this Python's standard library, without its tests, one document per file",
     )
-    parser.add_argument("--output", required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
-    parser.add_argument("--tokenizer", default="byte", metavar="byte|FILE", help="byte (default), or a tokenizer.json")
+    parser.add_argument(
+        "--output", type=path_argument, required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=_byte_or_path,
+        default="byte",
+        metavar="byte|FILE",
+        help="byte (default), or a tokenizer.json",
+    )
     parser.add_argument("--eod-token", metavar="TOKEN", help="the token of the tokenizer.json that ends a document")
     parser.add_argument("--jsonl-key", default="text", metavar="KEY", help="where a .jsonl line has its text")
     parser.add_argument("--extension", nargs="+", default=[], metavar=".EXT", help="take only such files of folders")
@@ -53,15 +63,20 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prefix", metavar="PREFIX", help="the corpus, without .bin or .idx")
+    parser.add_argument("prefix", type=path_argument, metavar="PREFIX", help="the corpus, without .bin or .idx")
     parser.add_argument("--document", type=int, metavar="N", help="print document N (from 0) whole")
     parser.add_argument(
         "--tokenizer",
+        type=_byte_or_path,
         metavar="byte|FILE",
         help="to decode with; default: byte, where all ids fit it, else ids are printed",
     )
     parser.add_argument("--eod-token", metavar="TOKEN", help="as for build")
     parser.set_defaults(run=run, run_data=_show)
+
+
+def _byte_or_path(text: str) -> str:
+    return str(path_argument(text))
 
 
 def _build(args: argparse.Namespace) -> int:

@@ -6,9 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from parallel_config import TrainConfig, load
+from parallel_config import TrainConfig, load, path_argument
 from parallel_config import plan as plan_of
 
 from parallel_trainer.balance import ORDERS, attention_work
@@ -27,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "what it receives in a step; with context parallelism, how evenly the ranks share the work of attention in the "
         "first steps. With --engine hyperparallel, the calls of that library instead. Starts no ranks.",
     )
-    parser.add_argument("config", type=Path, help="the YAML file")
+    parser.add_argument("config", type=path_argument, help="the YAML file")
     parser.add_argument("--world-size", type=int, required=True, help="ranks to plan for")
     parser.add_argument("--steps", type=int, default=4, help="training steps whose samples are looked at (default: 4)")
     parser.add_argument(

@@ -12,34 +12,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_mesh import Communicator, Launch, abort_on_error, connect, launched
-from parallel_config import ConfigError, load
+from device_mesh import Communicator, launched
+from parallel_config import load, path_argument
 
 from parallel_trainer.checkpoint.agree import all_or_none, gather
 from parallel_trainer.checkpoint.resume import begins_from_nothing, check_loadable, finished, restore, snapshot
 from parallel_trainer.checkpoint.save import Saver, saves
+from parallel_trainer.cli.evaluate import evaluation_record
+from parallel_trainer.cli.ranks import HOW_ON_ASCEND, in_launch, world_size_of
 from parallel_trainer.engines.choice import add_option, check_trains, choose
 from parallel_trainer.errors import UserError
 from parallel_trainer.job import Job, prepare
-from parallel_trainer.launch.joining import join, left_over, refuse, starts_ranks, with_rank_environment
+from parallel_trainer.launch.joining import starts_ranks
 from parallel_trainer.launch.mpiexec import run_ranks
 from parallel_trainer.launch.stopping import StopRequest
 from parallel_trainer.report.console import TERMINAL_VARIABLE, Console, watched
 from parallel_trainer.report.lines import METRICS, last_step
 from parallel_trainer.report.output import check_output
-from parallel_trainer.report.record import EvaluationRecord, StepRecord
+from parallel_trainer.report.record import StepRecord
 
 if TYPE_CHECKING:
     from parallel_trainer.engines.interface import EngineTrainer
     from parallel_trainer.report.experts import ExpertFiles
     from parallel_trainer.report.files import RunFiles
     from parallel_trainer.trainer import Trainer
-
-
-_HOW_ON_ASCEND = (
-    "ranks on NPUs are started by MindSpore's msrun: msrun --worker_num=N --local_worker_num=N --join=True "
-    "python -m parallel_trainer.run_mindformer --config FILE --mode 1 --device_target Ascend."
-)
 
 
 _COMPLETE = "{folder} is of the last of {steps} steps: this run is complete, and nothing is left to train."
@@ -53,7 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Train the model of a YAML file: on ranks started here, or on those mpiexec started it in. "
         "MindSpore's msrun takes: python -m parallel_trainer.run_mindformer --config FILE --mode 1.",
     )
-    parser.add_argument("config", type=Path, help="the YAML file")
+    parser.add_argument("config", type=path_argument, help="the YAML file")
     parser.add_argument("--nproc", type=int, help="ranks to start on this machine (default: 1)")
     parser.add_argument(
         "--device",
@@ -62,7 +58,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what ranks compute on; nothing has run on ascend yet",
     )
     parser.add_argument(
-        "--output", type=Path, help="folder for metrics and plots (default: output/NAME OF THE FILE, date and time)"
+        "--output",
+        type=path_argument,
+        help="folder for metrics and plots (default: output/NAME OF THE FILE, date and time)",
     )
     add_option(parser)
     parser.set_defaults(run=run)
@@ -73,12 +71,10 @@ def run(args: argparse.Namespace) -> int:
     launch = launched()
     output = args.output or Path("output") / f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if launch is not None and not starts_ranks(launch, args.nproc):
-        return _in_launch(launch, args, output)
+        return in_launch(launch, args, _arguments(args, output, args.engine), partial(_on_rank, args, output))
     if args.device == "ascend":
-        raise UserError(f"--device ascend: {_HOW_ON_ASCEND}")
-    world_size = 1 if args.nproc is None else args.nproc
-    if world_size < 1:
-        raise UserError(f"--nproc {world_size} must be at least 1.")
+        raise UserError(f"--device ascend: {HOW_ON_ASCEND}")
+    world_size = world_size_of(args)
     with warnings.catch_warnings(action="ignore"):  # rank 0 shows them
         config = load(args.config)
         check_output(output, config.checkpoint)
@@ -109,53 +105,17 @@ def _arguments(args: argparse.Namespace, output: Path, engine: str | None) -> li
     return ["run", str(args.config), "--output", str(output), "--device", args.device, *chosen]
 
 
-def _in_launch(launch: Launch, args: argparse.Namespace, output: Path) -> int:
-    """Be what a launcher started this process as."""
-    if args.device == "ascend":
-        _check_npus(launch)
-    elif launch.kind == "msrun-scheduler":
-        from device_mesh.msrun_scheduler import schedule
-
-        return schedule()
-    if None not in (args.nproc, launch.size) and args.nproc != launch.size:
-        refuse(
-            launch,
-            f"--nproc {args.nproc} does not match: a launcher started {launch.size} ranks. Leave --nproc out there. "
-            f"{left_over(launch)}",
-        )
-    with_rank_environment(launch, _arguments(args, output, args.engine))
-    communicator = connect("mindspore") if args.device == "ascend" else join(launch)
-    if communicator.rank:
-        warnings.simplefilter("ignore")
-    elif launch.kind == "msrun":
-        print(f"Rank 0 of {communicator.size} reports the run here; in the others' logs are only their errors.")
-    with abort_on_error(communicator, message_only=(UserError, ConfigError)):
-        config = load(args.config)
-        choice = choose(args.engine, os.environ, config)
-        check_trains(choice, args.device)
-        job = prepare(config, communicator.size, device=args.device, engine=choice.engine)
-        last = all_or_none(communicator, lambda: str(finished(job) or "") if communicator.rank == 0 else "")
-        if last := gather(communicator, last)[0]:
-            if communicator.rank == 0:
-                print(_COMPLETE.format(folder=last, steps=config.training.steps))
-            return 0
-        _train(job, communicator, output, choice.engine)
-    return 0
-
-
-def _check_npus(launch: Launch) -> None:
-    """Refuse a launch that cannot compute on NPUs; for the others, have MindSpore compute there."""
-    if not launch.kind.startswith("msrun"):
-        refuse(launch, f"--device ascend: {_HOW_ON_ASCEND}")
-    if not any(Path("/dev").glob("davinci[0-9]*")):
-        refuse(
-            launch,
-            "--device ascend: this machine has no NPU (/dev/davinci0). Use --device cpu here, or a machine as in "
-            "docs/ascend.md.",
-        )
-    import mindspore
-
-    mindspore.set_device("Ascend")
+def _on_rank(args: argparse.Namespace, output: Path, communicator: Communicator) -> None:
+    config = load(args.config)
+    choice = choose(args.engine, os.environ, config)
+    check_trains(choice, args.device)
+    job = prepare(config, communicator.size, device=args.device, engine=choice.engine)
+    last = all_or_none(communicator, lambda: str(finished(job) or "") if communicator.rank == 0 else "")
+    if last := gather(communicator, last)[0]:
+        if communicator.rank == 0:
+            print(_COMPLETE.format(folder=last, steps=config.training.steps))
+        return
+    _train(job, communicator, output, choice.engine)
 
 
 def _trainer(job: Job, communicator: Communicator, engine: str) -> EngineTrainer:
@@ -200,7 +160,7 @@ def _train(job: Job, communicator: Communicator, output: Path, engine: str = "na
                 if stop and stop.requested():
                     break
                 if job.evaluates_after(trainer.step):
-                    evaluated = _evaluate(trainer)
+                    evaluated = evaluation_record(_native(trainer), trainer.step)
                     for report in reports:
                         report.evaluation(evaluated)
             if saver:
@@ -272,20 +232,6 @@ def _step(trainer: EngineTrainer) -> StepRecord:
         updated=result.updated,
         mtp_loss=result.mtp_loss,
         balance_loss=result.balance_loss,
-    )
-
-
-def _evaluate(trainer: EngineTrainer) -> EvaluationRecord:
-    start = time.perf_counter()
-    result, held_out = _native(trainer).evaluate(), trainer.job.held_out
-    return EvaluationRecord(
-        step=trainer.step,
-        eval_loss=result.loss,
-        eval_perplexity=result.perplexity,
-        eval_samples=held_out.size if held_out else 0,
-        eval_valid_tokens=result.valid_tokens,
-        eval_seconds=time.perf_counter() - start,
-        eval_mtp_loss=result.mtp_loss,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 from device_mesh import launched
-from parallel_config import load
+from parallel_config import load, path_argument
 
 from parallel_trainer.engines.choice import check_native, choose
 from parallel_trainer.errors import UserError
@@ -47,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Run the same training steps on one rank and on NPROC ranks with the file's plan, print both, and "
         "exit 1 if they differ beyond the tolerance.",
     )
-    parser.add_argument("config", type=Path, help="the YAML file")
+    parser.add_argument("config", type=path_argument, help="the YAML file")
     parser.add_argument("--nproc", type=int, required=True, help="ranks of the plan")
     parser.add_argument("--steps", type=int, help="training steps to compare (default: 3, or all if there are fewer)")
     parser.add_argument(

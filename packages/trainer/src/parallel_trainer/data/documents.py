@@ -25,7 +25,7 @@ class TextFile:
     skip_undecodable: bool = False
 
 
-def input_files(inputs: Sequence[str], *, extensions: Sequence[str] = ()) -> tuple[TextFile, ...]:
+def input_files(inputs: Sequence[str | Path], *, extensions: Sequence[str] = ()) -> tuple[TextFile, ...]:
     """The files to read: each of `inputs` that is a file, and the files in each that is a folder, by name.
 
     Folders are read to any depth, without hidden files; `extensions` such as ".txt" limits what is taken of
@@ -43,7 +43,7 @@ def input_files(inputs: Sequence[str], *, extensions: Sequence[str] = ()) -> tup
             raise UserError(f"input {name} does not exist: {path.absolute()} is neither a file nor a folder")
     if not files:
         kind = f"whose name ends in {' or '.join(endings)}" if endings else "that is not hidden"
-        raise UserError(f"no text: {', '.join(inputs)} holds no file {kind}. Nothing was written")
+        raise UserError(f"no text: {', '.join(map(str, inputs))} holds no file {kind}. Nothing was written")
     return tuple(TextFile(path) for path in files)
 
 

@@ -15,6 +15,7 @@ PREFIX.bin is the tokens of all sequences, one after the other. PREFIX.idx is, l
 from __future__ import annotations
 
 import os
+import shlex
 import struct
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from typing import BinaryIO, Self
 import numpy as np
 from attrs import frozen
 
-from parallel_trainer.errors import UserError
+from parallel_trainer.errors import MissingCorpus, UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -74,10 +75,11 @@ class IndexedCorpus:
         bin_path, idx_path = corpus_files(prefix)
         for path in (idx_path, bin_path):
             if not path.is_file():
-                raise UserError(
+                raise MissingCorpus(
                     f"corpus {prefix}: {path.absolute()} does not exist. A corpus is the two files "
                     "PREFIX.bin and PREFIX.idx, named by PREFIX without extension; relative paths start at "
-                    "the current directory"
+                    f"the current directory. To make it of text: parallel-train data build --input TEXTS --output "
+                    f"{shlex.quote(str(prefix))}"
                 )
         try:
             index = _read_index(idx_path)

@@ -1,0 +1,115 @@
+"""PUB2-CLI-01: every command's output and messages on a terminal, in a pipe or in a log that is not UTF-8."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_runs import corpus, write
+
+pytestmark = pytest.mark.timeout(600)
+BIN = Path(sys.executable).parent
+
+SHOWN = {
+    "check": ("parallel-config", "check", "run.yaml", "--world-size", "2", "--explain"),
+    "mesh": ("device-mesh", "show", "run.yaml", "--world-size", "2"),
+    "mask": ("mask-compression", "show", "--lengths", "5,7,4", "--cp", "2"),
+    "schedule": ("pipeline-schedule", "show", "--stages", "2", "--microbatches", "4"),
+    "plan": ("parallel-train", "plan", "run.yaml", "--world-size", "2"),
+    "calls": ("parallel-train", "plan", "calls.yaml", "--world-size", "2", "--engine", "hyperparallel"),
+    "data": ("parallel-train", "data", "show", "corpus"),
+    "build": ("parallel-train", "data", "build", "--input", "words-≥.txt", "--output", "words-×"),
+    "run": ("parallel-train", "run", "run.yaml", "--nproc", "1", "--output", "out-…"),
+    "checkpoint": ("parallel-train", "checkpoint", "show", "ck-≤"),
+    **{
+        f"help of {' '.join(command)}": (*command, "--help")
+        for command in (
+            ("parallel-config", "check"),
+            ("device-mesh", "show"),
+            ("mask-compression", "show"),
+            ("pipeline-schedule", "show"),
+            *(("parallel-train", name) for name in ("run", "evaluate", "verify", "plan")),
+            *(("parallel-train", "data", name) for name in ("build", "show")),
+            *(
+                ("parallel-train", "checkpoint", name)
+                for name in ("show", "verify", "reshard", "export-hf", "import-hf")
+            ),
+        )
+    },
+}
+REFUSED = {
+    "degrees": ("parallel-config", "check", "wrong.yaml", "--world-size", "3"),
+    "mesh": ("device-mesh", "show", "wrong.yaml", "--world-size", "3"),
+    "mask": ("mask-compression", "show", "--lengths", "×"),
+    "schedule": ("pipeline-schedule", "show", "--stages", "2", "--microbatches", "4", "--schedule", "≥"),
+    "run": ("parallel-train", "run", "wrong.yaml", "--nproc", "2"),
+    "data": ("parallel-train", "data", "show", "no-such-≤-corpus"),
+    "rank": ("parallel-train", "plan", "run.yaml", "--world-size", "2", "--rank", "7"),
+}
+ENCODINGS = ("ascii", "latin-1")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("terminals")
+    corpus(folder / "corpus")
+    checkpoint = "{save_path: ck-≤, save_interleaved_steps: 1}"
+    write(folder / "run.yaml", steps=1, checkpoint=checkpoint)
+    write(folder / "calls.yaml", steps=1, checkpoint="{enable_save: false}", more="parallelism: {tensor_parallel: 2}\n")
+    (folder / "wrong.yaml").write_text("parallelism: {tensor_parallel: 2, context_parallel: 0}\n")
+    (folder / "words-≥.txt").write_text("word ≥ word", encoding="utf-8")
+    return folder
+
+
+def printed(place: Path, command: tuple[str, ...], encoding: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr, which must be text in the encoding; ascii goes to a pipe, latin-1 to files."""
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "LC_ALL": "C", "COLUMNS": "100"}
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with (place / "stdout").open("w+b") as out, (place / "stderr").open("w+b") as err:
+        pipe = subprocess.PIPE if encoding == "ascii" else None
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]], cwd=place, env=environment, stdout=pipe or out, stderr=pipe or err,
+            check=False, timeout=240,
+        )  # fmt: skip
+        stdout, stderr = (
+            (done.stdout, done.stderr) if pipe else ((place / name).read_bytes() for name in ("stdout", "stderr"))
+        )
+    return done.returncode, stdout.decode(encoding), stderr.decode(encoding)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_command_prints_and_ends_well(place: Path, name: str, encoding: str) -> None:
+    command = SHOWN[name]
+    if name == "run":  # each into its own folders
+        text = (place / "run.yaml").read_text(encoding="utf-8")
+        (place / f"{encoding}.yaml").write_text(text.replace("ck-≤", f"ck-≤/{encoding}"), encoding="utf-8")
+        command = (*command[:2], f"{encoding}.yaml", *command[3:-1], f"out-…/{encoding}")
+    if name == "checkpoint":
+        command = (*command[:-1], f"{command[-1]}/{encoding}")
+    code, stdout, stderr = printed(place, command, encoding)
+    assert code == 0, stderr
+    assert stdout
+    assert "Traceback" not in stderr
+    assert "\\u" not in stdout  # readable: an escape would be in a picture or a sentence of ours
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_message_is_readable(place: Path, name: str, encoding: str) -> None:
+    code, _, stderr = printed(place, REFUSED[name], encoding)
+    assert code == 2, stderr
+    assert stderr
+    assert "Traceback" not in stderr
+    assert "UnicodeEncodeError" not in stderr
+
+
+def test_what_an_encoding_lacks_is_written_in_ascii(place: Path) -> None:
+    """The same picture, sign for sign."""
+    _, ascii_text, _ = printed(place, SHOWN["mask"], "ascii")
+    _, text, _ = printed(place, SHOWN["mask"], "utf-8")
+    assert text.translate(str.maketrans("█▒·", "#+.")) == ascii_text
+    assert "rank 1  12  ............#..." in ascii_text
