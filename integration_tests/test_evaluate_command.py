@@ -24,6 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluate")
     corpus(folder / "corpus")
     write(folder / "run.yaml", checkpoint=SAVES, split="8, 2, 0", more=EVALUATED)
+    (folder / "split.yaml").write_text((folder / "run.yaml").read_text() + "parallelism: {tensor_parallel: 2}\n")
     done = call("run", "run.yaml", "--nproc", "1", "--output", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -53,7 +54,6 @@ def test_it_gives_the_number_that_the_run_gave(place: Path) -> None:
 
 
 def test_on_other_ranks_and_of_another_checkpoint_it_is_the_same_to_rounding(place: Path) -> None:
-    (place / "split.yaml").write_text((place / "run.yaml").read_text() + "parallelism: {tensor_parallel: 2}\n")
     older = "ck/iteration_00000002"
     done = call("evaluate", "split.yaml", "--checkpoint", older, "--nproc", "2", "--output", "older", cwd=place)
     assert done.returncode == 0, done.stderr

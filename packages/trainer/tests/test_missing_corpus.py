@@ -13,6 +13,7 @@ from parallel_trainer.errors import UserError
 SCENARIOS = sorted((Path(__file__).parents[3] / "docs" / "scenarios").rglob("*.yaml"))
 
 
+@pytest.mark.filterwarnings("ignore::parallel_config.ConfigWarning")
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_a_scenario_whose_corpus_is_not_built_names_the_commands_that_build_it(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from device_mesh import autograd
-
 try:
+    from device_mesh import autograd
     from mindspore import Tensor
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
