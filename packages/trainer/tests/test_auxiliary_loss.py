@@ -10,6 +10,7 @@ import pytest
 from attrs import evolve, fields
 from device_mesh import connect
 from mindspore import Tensor, mint, nn, ops
+from parallel_config import loads, plan
 from parallel_config.schema import Model
 from parallel_config.schema.setting import limit_of
 from parallel_trainer.batch import MicroBatch
@@ -22,6 +23,7 @@ from parallel_trainer.parallel.expert_parallel import ExpertParallel
 from parallel_trainer.parallel.routing_record import RoutingRecord
 from parallel_trainer.parallel.tensor_parallel import TensorParallel
 from parallel_trainer.parallel.weights import initial_values
+from parallel_trainer.trace import on_one_rank
 
 ms.set_device("CPU")
 ROWS, LENGTH, EXPERTS, CHOSEN, HIDDEN = 3, 40, 16, 4, 6
@@ -208,6 +210,20 @@ def test_activations_that_are_computed_again_are_balanced_as_before_and_not_coun
     assert calls == [1, 2, 3]
     record.clear()
     assert of(2) == [3, 30]
+
+
+@pytest.mark.parametrize(
+    ("kind", "alone"), [("seq_aux_loss", 2), ("aux_loss", 2), ("global_aux_loss", 8), ("gbs_aux_loss", 8)]
+)
+def test_one_rank_that_is_compared_with_several_cuts_a_batch_as_the_loss_needs_it(kind: str, alone: int) -> None:
+    """Four data-parallel ranks with three micro-batches of two samples each: as large, or as many."""
+    config = loads(
+        "training: {global_batch_size: 24, local_batch_size: 2}\nmodel: {model_type: qwen3_moe, "
+        f"architectures: Qwen3MoeForCausalLM, moe_aux_loss_coeff: 0.1, moe_router_load_balancing_type: {kind}}}"
+    )
+    assert plan(config, 4).num_accumulation_steps == 3
+    one = on_one_rank(config, 4)
+    assert (one.training.local_batch_size, plan(one, 1).num_accumulation_steps) == (alone, 24 // alone)
 
 
 def test_every_name_that_a_file_may_write_has_a_meaning_here() -> None:

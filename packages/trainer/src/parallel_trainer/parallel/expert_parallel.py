@@ -99,8 +99,9 @@ class ExpertParallel:
         Of T tokens that are balanced together the loss is the coefficient times the sum over E experts of f·P. P is
         the mean over tokens of the expert's probability, and f = E/(K·T) times the tokens with that probability among
         their K largest: what the router would choose without bias and groups, of equal probabilities the first.
-        The mean over sequences, over micro-batches or over micro-batches with f as counted so far (`Routing`) has the
-        same gradient, f times the coefficient over the tokens of the global batch. f has no gradient.
+        f has no gradient. The loss of the global batch is the mean over its sequences, or over its micro-batches; for
+        "global_batch" (`Routing.balanced_over`) with f over a micro-batch of all ranks and those before it in the step.
+        Either way a probability's gradient is f times the coefficient over the number of tokens of the global batch.
 
         Collective over the ranks whose tokens are balanced together. DeepSeek-V3, arXiv:2412.19437, equations 17 to
         20, for sequences; Fedus et al., arXiv:2101.03961, equation 4, for micro-batches; Qiu et al., arXiv:2501.11873,
