@@ -11,7 +11,7 @@ from parallel_config import TrainConfig, loads
 from parallel_trainer.engines.hyperparallel.program import check
 from parallel_trainer.errors import UserError
 
-DRAWN = {2: 6, 4: 9}
+DRAWN = {2: 7, 4: 10}
 MOST_LAYERS = 6
 EVEN_VOCABULARY = 64
 """Which tensor parallelism can split: the matrix's own is odd, and stays whole on each rank."""
@@ -26,15 +26,16 @@ def drawn(world: int, corpora: Mapping[str, str]) -> dict[str, TrainConfig]:
     """Files of plans of so many ranks that the engine takes, by name; every third computes activations again, and
     starts with other weights or from the usual ones.
 
-    Each is the one in which most pairs of choices meet for the first time.
+    Each is the one in which most pairs of choices meet for the first time, beginning with one of each schedule.
     """
     left = [_as_taken(case) for case in CASES if case.world == world and case.model.layers <= MOST_LAYERS]
     left = list(dict.fromkeys(case for case in left if case.zero_bubble == "none"))
     pairs = {case: set(itertools.combinations(_choices(case), 2)) for case in left}
     found: dict[str, TrainConfig] = {}
     met: set[object] = set()
+    schedules: set[str] = set()
     while left and len(found) < DRAWN[world]:
-        best = max(left, key=lambda case: len(pairs[case] - met))
+        best = max(left, key=lambda case: (case.schedule not in schedules, len(pairs[case] - met)))
         left.remove(best)
         counts_on = best.model.balance == "global_aux_loss"  # from micro-batch to micro-batch
         again = RECOMPUTED[len(found) // 3 % 2] if counts_on or len(found) % 3 == 2 else ""
@@ -46,6 +47,7 @@ def drawn(world: int, corpora: Mapping[str, str]) -> dict[str, TrainConfig]:
             parts = [best.name, *(["even-vocabulary"] if config.model.vocab_size == EVEN_VOCABULARY else [])]
             found["-".join([*parts, *([f"recompute-{config.recompute.mode}"] if again else [])])] = config
             met |= pairs[best]
+            schedules.add(best.schedule)
     return found
 
 
