@@ -226,9 +226,9 @@ def test_a_rank_that_two_workers_claim(start: Callable[..., Job]) -> None:
 
 
 def test_workers_that_msrun_gives_no_numbers(start: Callable[..., Job]) -> None:
-    code, printed = start(options="--worker_num=3 --local_worker_num=1 --cluster_time_out=10").wait()
+    code, printed = start(options="--worker_num=3 --local_worker_num=1 --cluster_time_out=15").wait()
     assert code != 0
-    assert "1 of 3 ranks joined within 10 s, and ranks 1, 2 did not" in printed
+    assert "1 of 3 ranks joined within 15 s, and ranks 1, 2 did not" in printed
 
 
 def test_mpi_that_was_loaded_too_early(start: Callable[..., Job]) -> None:
