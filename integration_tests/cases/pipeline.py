@@ -12,7 +12,8 @@ from cases.model import TEXTS, Model
 
 MICRO_BATCHES = {2: (1, 2, 5), 4: (1, 3, 4, 9)}
 """Fewer than the stages, as many, and a number that they do not divide."""
-BATCH = {2: 10, 4: 36}
+ROWS = {2: {1: 10, 2: 10, 5: 10}, 4: {1: 12, 3: 12, 4: 12, 9: 18}, 8: {1: 16, 7: 14, 8: 16, 17: 17}}
+"""Of a global batch, by stages and micro-batches: few, because each takes time, and several in most micro-batches."""
 BESIDE_PIPELINE: tuple[dict[str, Any], ...] = (
     {"dp_shard": 2},
     {"dp_replicate": 2},
@@ -28,14 +29,14 @@ PAGE_LAYERS = "['0-1, 4-8', '2-3, 9']"
 def plans() -> Iterator[Case]:
     """Every number of stages and chunks with few and many micro-batches, then crossed with the other dimensions."""
     pipeline = Pipelines()
-    for pp, batch in BATCH.items():
+    for pp in MICRO_BATCHES:
         for chunks, micro_batches in itertools.product((1, 2, 3), MICRO_BATCHES[pp]):
-            yield pipeline(pp, chunks, micro_batches, batch)
+            yield pipeline(pp, chunks, micro_batches, ROWS[pp][micro_batches])
             if micro_batches != 1:
-                yield pipeline(pp, chunks, micro_batches, batch, paired=True)
+                yield pipeline(pp, chunks, micro_batches, ROWS[pp][micro_batches], paired=True)
         for micro_batches in MICRO_BATCHES[pp]:
-            yield pipeline(pp, 1, micro_batches, batch, zero_bubble="zbh1")
-            yield pipeline(pp, 2, micro_batches, batch, zero_bubble="zbv")
+            yield pipeline(pp, 1, micro_batches, ROWS[pp][micro_batches], zero_bubble="zbh1")
+            yield pipeline(pp, 2, micro_batches, ROWS[pp][micro_batches], zero_bubble="zbv")
         yield Case(pp=pp, accumulation=4, model=Model(dtype="float32", layers=4, batch=36))
     for number, degrees in enumerate(BESIDE_PIPELINE):
         for chunks, micro_batches in itertools.product((1, 2, 3), MICRO_BATCHES[2]):
@@ -44,10 +45,8 @@ def plans() -> Iterator[Case]:
         yield pipeline(2, 1, 5, 20, zero_bubble="zbh1", **degrees)
         yield pipeline(2, 2, 5, 20, zero_bubble="zbv", **degrees)
     # Eight ranks share two cores: each of these crosses something that four ranks cannot.
-    yield pipeline(8, 1, 1, 56)
-    yield pipeline(8, 2, 7, 56)
-    yield pipeline(8, 3, 8, 56)
-    yield pipeline(8, 1, 17, 17)
+    for chunks, micro_batches in ((1, 1), (2, 7), (3, 8), (1, 17)):
+        yield pipeline(8, chunks, micro_batches, ROWS[8][micro_batches])
     yield pipeline(2, 1, 5, 20, dp_shard=2, tp=2)
     yield pipeline(2, 2, 1, 20, dp_replicate=2, cp=2)
     yield pipeline(2, 3, 5, 20, cp=2, tp=2, loss_parallel=True)
@@ -61,9 +60,9 @@ def plans() -> Iterator[Case]:
         )
     for chunks, micro_batches in itertools.product((1, 2, 3), (1, 7, 8, 17)):
         if (chunks, micro_batches) not in ((1, 1), (2, 7), (3, 8), (1, 17)):
-            yield pipeline(8, chunks, micro_batches, 17 if micro_batches == 17 else 56)
+            yield pipeline(8, chunks, micro_batches, ROWS[8][micro_batches])
     for pp, micro_batches in ((2, 1), (2, 5), (4, 3), (4, 9)):
-        yield pipeline(pp, 1, micro_batches, BATCH[pp], schedule="gpipe")
+        yield pipeline(pp, 1, micro_batches, ROWS[pp][micro_batches], schedule="gpipe")
     for degrees in BESIDE_PIPELINE[:2] + BESIDE_PIPELINE[3:5]:
         yield pipeline(2, 1, 5, 20, schedule="gpipe", **degrees)
 
