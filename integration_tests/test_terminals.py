@@ -21,6 +21,10 @@ BIN = Path(sys.executable).parent
 
 SHOWN = {
     "check": ("parallel-config", "check", "run.yaml", "--world-size", "2", "--explain"),
+    "fields": ("parallel-config", "fields"),
+    "field": ("parallel-config", "fields", "parallelism"),
+    "page of fields": ("parallel-config", "fields", "--markdown"),
+    "migrate": ("parallel-config", "migrate", "old.yaml"),
     "mesh": ("device-mesh", "show", "run.yaml", "--world-size", "2"),
     "mask": ("mask-compression", "show", "--lengths", "5,7,4", "--cp", "2"),
     "schedule": ("pipeline-schedule", "show", "--stages", "2", "--microbatches", "4"),
@@ -32,7 +36,7 @@ SHOWN = {
     **{
         f"help of {' '.join(command)}": (*command, "--help")
         for command in (
-            ("parallel-config", "check"),
+            *(("parallel-config", name) for name in ("check", "fields", "migrate")),
             ("device-mesh", "show"),
             ("mask-compression", "show"),
             ("pipeline-schedule", "show"),
@@ -61,6 +65,7 @@ MAINS = {
     "pipeline-schedule": pipeline_schedule.cli.main,
     "parallel-train": parallel_trainer.cli.main,
 }
+OLD = Path(__file__).parents[1] / "packages/parallel-config/tests/data/graph_mode/qwen3.yaml"
 ENCODINGS = ("ascii", "latin-1")
 
 
@@ -71,6 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = "{save_path: ck-≤, save_interleaved_steps: 1}"
     write(folder / "run.yaml", steps=1, checkpoint=checkpoint)
     write(folder / "calls.yaml", steps=1, checkpoint="{enable_save: false}", more="parallelism: {tensor_parallel: 2}\n")
+    (folder / "old.yaml").write_text(OLD.read_text(encoding="utf-8"), encoding="utf-8")
     (folder / "wrong.yaml").write_text("parallelism: {tensor_parallel: 2, context_parallel: 0}\n")
     (folder / "words-≥.txt").write_text("word ≥ word", encoding="utf-8")
     return folder

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from parallel_config.document import Document
+from parallel_config.home import path_argument
 from parallel_config.loading import read_file
 from parallel_config.migrate.conversion import Migration, migrate
 from parallel_config.migrate.draft import Kind
@@ -22,12 +23,15 @@ OK, INVALID = 0, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("file", help="YAML file of MindFormers' graph mode")
-    parser.add_argument("--output", metavar="NEW", help="file to write, which must not exist (default: stdout)")
+    parser.add_argument("file", type=path_argument, help="YAML file of MindFormers' graph mode")
+    parser.add_argument(
+        "--output", type=path_argument, metavar="NEW", help="file to write, which must not exist (default: stdout)"
+    )
     parser.add_argument("--world-size", type=int, metavar="N", help="ranks, where the old file leaves them open")
     parser.add_argument("--steps", type=int, metavar="N", help="steps, where the old file leaves them open")
     parser.add_argument(
         "--hf-config",
+        type=path_argument,
         metavar="PATH",
         help="config.json of the model, or its folder (default: that in pretrained_model_dir, if it is there)",
     )
@@ -53,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         except OSError as error:
             reason = error.strerror or str(error)
             rule, hint = f"cannot be written: {reason}", "Name a new file in a folder that exists."
-            return _refuse(document, [Problem("--output", arguments.output, rule, hint)])
+            return _refuse(document, [Problem("--output", str(arguments.output), rule, hint)])
     for line in _report(made, arguments.output):
         print(line, file=sys.stderr)
     return INVALID if made.unfit else OK
@@ -68,12 +72,12 @@ def _wrong_arguments(arguments: argparse.Namespace) -> list[Problem]:
     ]
 
 
-def _config_json(named: str | None, document: Document) -> tuple[HuggingFace | None, Problem | None]:
+def _config_json(named: Path | None, document: Document) -> tuple[HuggingFace | None, Problem | None]:
     """The model's config.json: the one that is named, else that in pretrained_model_dir if it is there."""
     folder = document.values.get("pretrained_model_dir")
     if named is None and not (isinstance(folder, str) and folder and Path(folder, "config.json").is_file()):
         return None, None
-    path = Path(named or str(folder)).expanduser()
+    path = named or Path(str(folder))
     path = path / "config.json" if path.is_dir() else path
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -91,8 +95,8 @@ def _refuse(document: Document, problems: list[Problem]) -> int:
     return INVALID
 
 
-def _report(made: Migration, output: str | None) -> list[str]:
-    name, ranks = output or "NEW.yaml", made.degrees.world_size
+def _report(made: Migration, output: Path | None) -> list[str]:
+    name, ranks = str(output or "NEW.yaml"), made.degrees.world_size
     lines = [f"{made.document.filename}: {len(made.carried)} fields in the new file, for --world-size {ranks}."]
     if made.left:
         listed = [item for item in made.left if item.kind is not Kind.NOTHING]
