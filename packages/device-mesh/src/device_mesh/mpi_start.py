@@ -13,7 +13,8 @@ import mpi4py
 from device_mesh import shared_memory
 from device_mesh.launch import PMIX, Launch, LaunchError
 
-_KILL_SECONDS = 5.0
+_FLUSH_SECONDS = 0.5
+_KILL_SECONDS = 30.0
 
 
 def start(launch: Launch | None) -> None:
@@ -59,6 +60,7 @@ def _end_job() -> None:
     """Ask mpiexec to end all ranks with exit code 2: one that only ends itself leaves the others waiting."""
     with suppress(OSError, KeyError, ValueError):
         sys.stderr.flush()
+        time.sleep(_FLUSH_SECONDS)  # mpiexec drops what it has not read from the pipe when the job ends
         os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=2 message=no_shared_memory\n")
         time.sleep(_KILL_SECONDS)
 
