@@ -8,7 +8,6 @@ import pytest
 from empty_batch_checks import EMPTY
 from evaluation_checks import PLANS
 
-pytestmark = pytest.mark.timeout(3000)
 Reports = dict[int, dict[str, Any]]
 EVERY = [(world, case.name) for world, cases in PLANS.items() for case in cases]
 

@@ -14,6 +14,7 @@ OWN = "{save_path: ck, load_path: ck, save_interleaved_steps: 1}"
 
 
 def test_pub2_ckpt_01_the_same_command_goes_on_in_its_checkpoints_and_its_output(tmp_path: Path) -> None:
+    """PUB2-CKPT-01."""
     corpus(tmp_path / "corpus")
     file = tmp_path / "run.yaml"
     command = ("run", file, "--nproc", "1", "--output", "out")

@@ -26,7 +26,7 @@ def test_every_field_has_a_meaning_in_a_sentence() -> None:
     [
         ("parallelism.tensor_parallel", "integer", "1", "≥ 1", "both engines"),
         ("parallelism.pipeline_parallel_p2p_transport", "text", "plain", "plain or auto", "hyperparallel"),
-        ("parallelism.dense_fsdp_shard_size", "integer or null", "null", "≥ 1", "nothing"),
+        ("parallelism.dense_fsdp_shard_size", "integer or null", "null", "≥ 1", "hyperparallel"),
         ("parallelism.pipeline_parallel_microbatch_size", "integer", "1", "", "reserved"),
         ("model.v_head_dim", "integer or null", "of the model", "≥ 1", "both engines; deepseek_v3"),
         ("train_dataset.dataloader.shuffle", "true or false", "false", "", "both engines"),
@@ -43,10 +43,10 @@ def test_what_a_field_is(path: str, kind: str, default: str, allowed: str, acts:
 @pytest.mark.parametrize(
     ("text", "native", "hyperparallel"),
     [
-        ("parallelism: {dense_fsdp_shard_size: 2}", ["parallelism.dense_fsdp_shard_size"], None),
+        ("parallelism: {dense_fsdp_shard_size: 2}", ["parallelism.dense_fsdp_shard_size"], []),
         ("recompute: {mode: full, full_recompute_layer: ['0-1', '3']}", ["recompute"], []),
         ("parallelism: {pipeline_parallel_p2p_transport: auto}", ["parallelism.pipeline_parallel_p2p_transport"], []),
-        ("swap: {enable: false, default_prefetch: 2}", ["swap"], None),
+        ("swap: {enable: false, default_prefetch: 2}", ["swap"], ["swap.default_prefetch"]),
         ("callbacks: [{type: MaxLogitsMonitor, step_interval: 2}]", ["callbacks"], None),
         ("training: {steps: 3}", [], None),
         (f"model: {{{QWEN}, softmax_compute_dtype: float32}}", ["model.softmax_compute_dtype"], None),
@@ -54,6 +54,7 @@ def test_what_a_field_is(path: str, kind: str, default: str, allowed: str, acts:
         (f"model: {{{QWEN}, rope_scaling: {{type: yarn, factor: 2}}}}", [], None),
         (f"model: {{{QWEN}, moe_pad_tokens: 1}}", ["model.moe_pad_tokens"], None),
         ("parallelism: {}", [], None),
+        ("optimizer: {ns_coefficients: [[[1, 2, 3], 4], [[1, 2, 3], 5]]}", ["optimizer.ns_coefficients"], None),
         ("context: {mode: 1}\ntraining: {steps: 1}", ["context"], None),
     ],
 )
@@ -73,13 +74,16 @@ def test_the_file_s_engine_decides_where_none_is_given() -> None:
 
 def test_check_says_once_what_has_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "two.yaml"
-    path.write_text("parallelism: {dense_fsdp_shard_size: 2, enable_mc2: true}\nrecompute: {mode: None}\n")
+    path.write_text(
+        "parallelism: {cpu_offload: true, expert_parallel_use_safe_tokens: false, enable_mc2: true}\n"
+        "recompute: {mode: None}\n"
+    )
     assert main(["check", str(path), "--world-size", "2"]) == 0
     said = capsys.readouterr().err
-    assert "no effect with engine native: parallelism.dense_fsdp_shard_size, recompute." in said
+    assert "native: parallelism.cpu_offload, parallelism.expert_parallel_use_safe_tokens, recompute." in said
     assert said.count("enable_mc2") == 1  # without effect for another reason: tensor_parallel is 1
     assert main(["check", str(path), "--world-size", "2", "--engine", "hyperparallel"]) == 0
-    assert "no effect with engine hyperparallel: parallelism.dense_fsdp_shard_size." in capsys.readouterr().err
+    assert "with engine hyperparallel: parallelism.expert_parallel_use_safe_tokens." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,8 @@ def test_check_says_once_what_has_no_effect(tmp_path: Path, capsys: pytest.Captu
     [
         (["parallelism.tensor_parallel"], 0, "acted on by: both engines"),
         (["recompute_comm"], 0, "recompute_comm.select_module"),
+        (["callbacks"], 0, "callbacks[].type"),
+        (["swap.layer_swap"], 0, "swap.layer_swap[].layers"),
         ([], 0, "lr_scheduler.learning_rate"),
         (["parallelism.tensor_paralel"], 2, "Did you mean parallelism.tensor_parallel?"),
         (["warmup_steps"], 2, "Did you mean lr_scheduler.warmup_steps?"),

@@ -55,6 +55,7 @@ def structured(field: str, path: str) -> Structured:
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_pub2_path_01_a_home_folder_is_read_in_every_field(field: str) -> None:
+    """PUB2-PATH-01."""
     found = structured(field, "~/nc-ckpt")
     assert found.problems == ()
     assert value_of(found.config, field) == "/home/me/nc-ckpt"

@@ -23,6 +23,7 @@ from pipeline_schedule import (
     generate,
     gpipe,
     one_f_one_b,
+    overlap_b_f,
     overlap_p2p,
     post_together,
     schedule_from_dict,
@@ -365,3 +366,5 @@ def test_the_watchdog_names_all_that_a_group_waits_for() -> None:
 def test_transformations_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ValueError, match="posts transfers together; use overlap_p2p first, then post_together"):
         overlap_p2p(post_together(one_f_one_b(2, 3)))
+    with pytest.raises(ValueError, match="posts transfers together; use overlap_b_f first, then post_together"):
+        overlap_b_f(post_together(one_f_one_b(2, 3)))

@@ -416,7 +416,7 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_pub2_hf_01_two_complete_sets_of_weights_are_refused_and_both_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A stale file of zeros beside the shards with their index."""
+    """PUB2-HF-01: a stale file of zeros beside the shards with their index."""
     weights = as_released(random_weights(DENSE))
     put(tmp_path, DENSE, weights, files=2)
     stale = {name: np.zeros_like(value) for name, value in weights.items()}

@@ -38,6 +38,7 @@ def test_what_cannot_run_yet_is_refused_at_its_place_in_the_file() -> None:
     [
         ("optimizer: {type: Muon}", "Muon"),
         ("optimizer: {amsgrad: true}", "amsgrad"),
+        ("run_mode: predict", "1:11: run_mode predict must be train"),
         ("lora_config: {target_modules: q_proj}", "lora_config"),
         ("checkpoint: {save_path: ck, prefix: /other/run}", "checkpoint.prefix /other/run must be the beginning of a"),
         ("training: {steps: 0, global_batch_size: 8}", "1:19: training.steps 0 must be ≥ 1"),

@@ -120,7 +120,7 @@ def fields_without_effect(config: TrainConfig, engine: str | None = None) -> tup
     where none is given.
     """
     engine = engine or config.extensions.engine
-    written = {re.sub(r"\[\d+\]$", "", path) for path in written_fields(config)}  # a list of values is one field
+    written = {re.sub(r"(\[\d+\])+$", "", path) for path in written_fields(config)}  # a list of values is one field
     leaves = {path for path in written if not any(other.startswith((f"{path}.", f"{path}[")) for other in written)}
     acted = {path for path, field in all_fields().items() if engine in field.effect.engines}
     model = config.model.model_type

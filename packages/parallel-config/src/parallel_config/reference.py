@@ -51,7 +51,8 @@ def _row(field: Field) -> str:
 
 def described(path: str) -> str | None:
     """What a person is told of a field, or of each field of a section; None where there is neither."""
-    found = [field for field in all_fields().values() if field.path == path or field.path.startswith(f"{path}.")]
+    inside = (f"{path}.", f"{path}[].")
+    found = [field for field in all_fields().values() if field.path == path or field.path.startswith(inside)]
     return "\n\n".join(map(_paragraph, found)) or None
 
 

@@ -40,10 +40,15 @@ def overlap_p2p(schedule: Schedule) -> Schedule:
         raise ValueError(f"{schedule.name} already has overlap_p2p; use it as it is")
     if all(action.kind in FORWARDS for program in schedule.programs for action in flat(program)):
         raise ValueError(f"{schedule.name} has no backwards, before which sends are awaited; use it as it is")
-    if any(isinstance(step, Together) for program in schedule.programs for step in program):
-        raise ValueError(f"{schedule.name} posts transfers together; use overlap_p2p first, then post_together")
+    _refuse_groups(schedule, "overlap_p2p")
     programs = tuple(tuple(_with_waits(_receives_first(program))) for program in schedule.programs)
     return evolve(schedule, name=f"{schedule.name}, overlap_p2p", programs=programs, overlap_p2p=True)
+
+
+def _refuse_groups(schedule: Schedule, wanted: str) -> None:
+    """Transfers are placed anew, and groups of them would be lost."""
+    if any(isinstance(step, Together) for program in schedule.programs for step in program):
+        raise ValueError(f"{schedule.name} posts transfers together; use {wanted} first, then post_together")
 
 
 def _receives_first(program: Iterable[Step]) -> list[Step]:
@@ -125,8 +130,9 @@ def overlap_b_f(schedule: Schedule) -> Schedule:
     than on the next; in 1F1B, which runs one more, each pair waits for its neighbour's.
 
     Raises:
-        ValueError: pairs would wait for each other in a circle.
+        ValueError: pairs would wait for each other in a circle, or the schedule's transfers are posted together.
     """
+    _refuse_groups(schedule, "overlap_b_f")
     orders = (_paired(program) for program in compute_steps(schedule.programs))
     programs = add_communication(orders, schedule.placement, schedule.microbatches, in_step=True)
     overlapping = Schedule(f"{schedule.name}, overlap_b_f", schedule.placement, schedule.microbatches, programs)

@@ -13,6 +13,9 @@ def refusals(config: TrainConfig) -> Iterator[Problem]:
     if "lora_config" in written_fields(config):
         rule = "must be left out: low-rank adapters cannot be trained yet"
         yield refuse("lora_config", None, rule, "Remove the section to train all weights.", at_key=True)
+    if config.run_mode != "train":
+        rule = "must be train: nothing here generates text"
+        yield refuse("run_mode", config.run_mode, rule, "Write train, or remove the field.")
     yield from _documents(config)
     steps = config.training.steps
     if steps < 1:

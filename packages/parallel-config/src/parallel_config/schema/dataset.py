@@ -25,7 +25,7 @@ class DataloaderConfig:
         None, about="The same for the split of evaluation alone."
     )
     test_data_path: tuple[PathText | int | float, ...] | None = setting(
-        None, about="The same for the split of tests alone, which nothing reads.", acts=NOWHERE
+        None, about="The same for the split of tests alone."
     )
     split: str | None = setting(
         None, about="How documents are shared out to training, evaluation and tests: three weights."

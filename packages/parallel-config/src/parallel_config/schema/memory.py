@@ -38,7 +38,7 @@ class Recompute:
 class RecomputeComm:
     """The same for the results of collectives."""
 
-    enable: bool = setting(False, about="Do the same for results of collectives.", acts=NOWHERE)
+    enable: bool = setting(False, about="Do the same for results of collectives.", acts=HYPERPARALLEL)
     select_module: LayersByModule | None = setting(
         None, about="Modules whose collectives are made again, with their layers.", acts=NOWHERE
     )
@@ -63,7 +63,7 @@ class OpSwap:
 class Swap:
     """Activations kept in host memory until their backward pass."""
 
-    enable: bool = setting(False, about="Let activations wait in host memory.", acts=NOWHERE)
+    enable: bool = setting(False, about="Let activations wait in host memory.", acts=HYPERPARALLEL)
     default_prefetch: int = setting(1, minimum=1, about="Layers ahead of which they are brought back.", acts=NOWHERE)
     layer_swap: tuple[LayerSwap, ...] = Factory(tuple)
     op_swap: tuple[OpSwap, ...] = Factory(tuple)

@@ -286,10 +286,10 @@ MODEL_EXTRAS: Mapping[str, tuple[str, ...]] = {
 class LoraConfig:
     """Low-rank adapters, which nothing trains yet: a run refuses the section."""
 
-    target_modules: str = setting("", about="Modules that get adapters, as a regular expression.", acts=NOWHERE)
-    exclude_layers: tuple[str, ...] | None = setting(None, about="Layers without adapters.", acts=NOWHERE)
-    lora_rank: int = setting(8, minimum=1, about="Rank of an adapter.", acts=NOWHERE)
-    lora_alpha: float = setting(16, above=0, about="An adapter is multiplied by lora_alpha / lora_rank.", acts=NOWHERE)
-    lora_dropout: float = setting(0.0, minimum=0, below=1, about="Dropout before an adapter.", acts=NOWHERE)
-    lora_a_std: float = setting(0.01, minimum=0, about="Standard deviation of an adapter's first matrix.", acts=NOWHERE)
-    lora_b_std: float = setting(0.0, minimum=0, about="Standard deviation of an adapter's second matrix.", acts=NOWHERE)
+    target_modules: str = setting("", about="Modules that get adapters, as a regular expression.")
+    exclude_layers: tuple[str, ...] | None = setting(None, about="Layers without adapters.")
+    lora_rank: int = setting(8, minimum=1, about="Rank of an adapter.")
+    lora_alpha: float = setting(16, above=0, about="An adapter is multiplied by lora_alpha / lora_rank.")
+    lora_dropout: float = setting(0.0, minimum=0, below=1, about="Dropout before an adapter.")
+    lora_a_std: float = setting(0.01, minimum=0, about="Standard deviation of an adapter's first matrix.")
+    lora_b_std: float = setting(0.0, minimum=0, about="Standard deviation of an adapter's second matrix.")

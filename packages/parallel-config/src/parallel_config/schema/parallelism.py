@@ -32,13 +32,13 @@ class Parallelism:
     cpu_offload: bool = setting(
         False,
         about="Keep shards and optimizer states in host memory. On CPU ranks they are there anyway.",
-        acts=NOWHERE,
+        acts=HYPERPARALLEL,
     )
     disable_gradient_division: bool = setting(
         True, about="Reduce gradients by sums (true) or averages (false); both give the same gradients."
     )
     dense_fsdp_shard_size: int | None = setting(
-        None, minimum=1, about="Shard dense weights over so many ranks, and experts over all.", acts=NOWHERE
+        None, minimum=1, about="Shard dense weights over so many ranks, and experts over all.", acts=HYPERPARALLEL
     )
 
     tensor_parallel: int = setting(1, minimum=1, about="Ranks that split the weight matrices of each layer (TP).")
