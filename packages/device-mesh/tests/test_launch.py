@@ -24,9 +24,12 @@ MSRUN = {
         ({"SLURM_STEP_NUM_TASKS": "1", "RANK_ID": "0", "MS_WORKER_NUM": "1"}, None),
         ({"PMI_SIZE": "4", "PMI_RANK": "1", "PMI_FD": "8"}, Launch("mpi", 4, 1)),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, Launch("mpi", 2, 0)),
-        ({"PMIX_RANK": "3", "SLURM_STEP_NUM_TASKS": "6"}, Launch("mpi", 6, 3)),
+        ({"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.7.0", "SLURM_STEP_NUM_TASKS": "6"}, Launch("mpi", 6, 3)),
         ({"PMIX_RANK": "3"}, Launch("mpi", None, 3)),
         ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "prterun-a-7@1"}, Launch("mpi", None, 0)),
+        # prterun in a shell of Slurm's, of one task and of several: the tasks are not prterun's ranks
+        ({"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-a-12@1", "SLURM_STEP_NUM_TASKS": "1"}, Launch("mpi", None, 3)),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "prterun-a-12@1", "SLURM_STEP_NUM_TASKS": "6"}, Launch("mpi", None, 0)),
         ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, None),  # of the shell
         ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0", "SLURM_STEP_NUM_TASKS": "1"}, None),
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0", "SLURM_STEP_NUM_TASKS": "2"}, Launch("mpi", 2, 1)),

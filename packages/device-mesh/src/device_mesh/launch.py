@@ -72,7 +72,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """How this process was started; None if no launcher did.
 
     A shell that `srun --mpi=pmix` opened leaves PMIX_RANK to whatever is called in it. That is no launch where Slurm
-    says that its step has one task, or has not said how many, as it does in each task of a step.
+    says that its step has one task, or has not said how many, as it does in each task of a step. Where PMIx belongs to
+    another launcher (prterun in a shell of Slurm's), what Slurm says of its step is nothing to go by.
 
     msrun goes before the others, since it may itself have been started by one (srun, one msrun a node); a
     PMI-1 server that PMI_PORT names goes before msrun.
@@ -80,17 +81,22 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     of_msrun = "MS_ROLE" in environment or environment.get("MS_WORKER_NUM", "1") != "1"
     if of_msrun and "PMI_PORT" not in environment:
         return _msrun(environment)
-    for sign, size, rank in _MPI_LAUNCHERS:
+    for sign, size_name, rank in _MPI_LAUNCHERS:
         if sign in environment and not (sign == PMIX and _left_over(environment)):
+            size = None if sign == PMIX and not _by_slurm(environment) else _number(environment, size_name)
             local = _number(environment, "MPI_LOCALRANKID")  # MPICH's mpiexec
-            return Launch("mpi", _number(environment, size), _number(environment, rank), local, sign)
+            return Launch("mpi", size, _number(environment, rank), local, sign)
     return None
 
 
 def _left_over(environment: Mapping[str, str]) -> bool:
     """Whether PMIx's variables are those of a shell that Slurm opened, and not of this process."""
-    tasks = environment.get("SLURM_STEP_NUM_TASKS")
-    return tasks == "1" or (tasks is None and environment.get("PMIX_NAMESPACE", "").startswith("slurm."))
+    return _by_slurm(environment) and environment.get("SLURM_STEP_NUM_TASKS") in (None, "1")
+
+
+def _by_slurm(environment: Mapping[str, str]) -> bool:
+    """Whether PMIx's variables come from `srun --mpi=pmix`."""
+    return environment.get("PMIX_NAMESPACE", "").startswith("slurm.")
 
 
 def _msrun(environment: Mapping[str, str]) -> Launch:
