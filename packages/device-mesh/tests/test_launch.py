@@ -33,7 +33,10 @@ MSRUN = {
         ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, None),  # of the shell
         ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0", "SLURM_STEP_NUM_TASKS": "1"}, None),
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0", "SLURM_STEP_NUM_TASKS": "2"}, Launch("mpi", 2, 1)),
-        ({"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1"}, Launch("mpi", 4, 3, 1)),
+        (
+            {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+            Launch("mpi", 4, 3, 1, 2),
+        ),
         ({"PMI_PORT": "localhost:4711", "PMI_ID": "2"}, Launch("mpi", None, 2)),
         (MSRUN, Launch("msrun", 8, 5, 1)),
         (MSRUN | {"MS_ROLE": "MS_SCHED", "RANK_ID": "0"}, Launch("msrun-scheduler", 8)),
@@ -51,6 +54,47 @@ def test_msrun_goes_before_the_launcher_that_started_it() -> None:
 
 def test_a_pmi_server_of_the_users_own_goes_before_msrun() -> None:
     assert launched(MSRUN | {"PMI_PORT": "127.0.0.1:4711", "PMI_ID": "5"}) == Launch("mpi", 8, 5)
+
+
+@pytest.mark.parametrize(
+    ("size", "tasks", "node", "here"),
+    [
+        (64, "32(x2)", 0, 32),
+        (48, "32,16", 0, 32),
+        (48, "32,16", 1, 16),
+        (21, "8(x2),4,1", 1, 8),
+        (21, "8(x2),4,1", 3, 1),
+        (4, "4", 0, 4),
+    ],
+)
+def test_ranks_of_srun_know_how_many_their_node_has(size: int, tasks: str, node: int, here: int) -> None:
+    """`srun --mpi=pmi2`: PMI tells the size of the job only."""
+    environment = {"PMI_SIZE": str(size), "PMI_RANK": "3", "SLURM_STEP_TASKS_PER_NODE": tasks}
+    assert launched(environment | {"SLURM_NODEID": str(node), "SLURM_LOCALID": "0"}) == Launch("mpi", size, 3, 0, here)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node"),
+    [
+        ("1", "0"),  # of a shell, in which an mpiexec started the ranks
+        ("32(x2)", "2"),
+        ("32(x2)", ""),
+        ("", "0"),
+        ("32(x2", "0"),
+        ("32,,32", "0"),
+        ("-32,96", "0"),
+        ("64(x)", "0"),
+    ],
+)
+def test_what_slurm_says_of_another_step_or_not_clearly_counts_for_nothing(tasks: str, node: str) -> None:
+    environment = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node, "SLURM_LOCALID": "0"}
+    assert launched({"PMI_SIZE": "64", "PMI_RANK": "3"} | environment) == Launch("mpi", 64, 3)
+
+
+def test_mpiexec_in_a_shell_of_slurm_goes_before_slurm() -> None:
+    step = {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+    of_mpiexec = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}
+    assert launched(step | of_mpiexec) == Launch("mpi", 4, 3, 1, 2)
 
 
 @pytest.mark.parametrize("number", ["", "four", "-1", "٤", "1e3"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from device_mesh import LaunchError, shared_memory
+from device_mesh import Launch, LaunchError, mpi_start, shared_memory
 from device_mesh.shared_memory import check, needed_bytes
 
 BIN = Path(sys.executable).parent
@@ -89,6 +89,32 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(shared_memory.os, "access", lambda folder, mode: False)
     with pytest.raises(LaunchError, match="cannot be written to, and 2 ranks"):
         check(2, {}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        (Launch("mpi", 64, 0, 0, 64), "64 ranks on one machine need 67.8 MiB"),
+        (Launch("mpi", 64, 0, 0, 32), None),
+        (Launch("mpi", 64, 32, 0, 32), None),  # the first of the second node
+        (Launch("mpi", 128, 64, 0, 64), "64 ranks on one machine need 67.8 MiB"),
+        (Launch("mpi", 64, 0), None),  # on one machine or on several: nobody knows
+    ],
+)
+def test_ranks_of_several_machines_need_the_memory_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, launch: Launch, said: str | None
+) -> None:
+    """Ranks of `srun --mpi=pmi2`, with Docker's 64 MiB on each machine."""
+    found = SimpleNamespace(f_bavail=64 * 256, f_frsize=4096, f_blocks=64 * 256)
+    monkeypatch.setattr(shared_memory.os, "statvfs", lambda folder: found)
+    monkeypatch.setattr(mpi_start.atexit, "register", lambda end: None)
+    for name in ("MPI_LOCALNRANKS", "PMI_FD"):
+        monkeypatch.delenv(name, raising=False)
+    if said is None:
+        mpi_start.check_memory(launch)
+        return
+    with pytest.raises(LaunchError, match=said):
+        mpi_start.check_memory(launch)
 
 
 @pytest.fixture

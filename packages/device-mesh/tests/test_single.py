@@ -93,7 +93,9 @@ def test_workers_of_msrun_are_not_taken_for_single_ranks(monkeypatch: pytest.Mon
 
 
 def test_mpi_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "device_mesh.mpi", raising=False)
+    for name in ("mpi", "mpi_start"):
+        monkeypatch.delitem(sys.modules, f"device_mesh.{name}", raising=False)
+        monkeypatch.delattr(device_mesh, name, raising=False)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'device-mesh\[mpi\]'"):
         connect("mpi")

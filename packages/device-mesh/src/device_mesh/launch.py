@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ class Launch:
     size: how many ranks were started; None where the launcher says it to MPI only.
     rank: which of them this process is; None where the launcher does not say.
     local_rank: its number among the ranks of this node; None where the launcher does not say.
+    local_size: how many ranks this node has; None where the launcher does not say.
     sign: the variable that gave the launcher away.
     """
 
@@ -46,6 +48,7 @@ class Launch:
     size: int | None = None
     rank: int | None = None
     local_rank: int | None = None
+    local_size: int | None = None
     sign: str = field(default="", eq=False)
 
     @property
@@ -84,8 +87,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     for sign, size_name, rank in _MPI_LAUNCHERS:
         if sign in environment and not (sign == PMIX and _left_over(environment)):
             size = None if sign == PMIX and not _by_slurm(environment) else _number(environment, size_name)
-            local = _number(environment, "MPI_LOCALRANKID")  # MPICH's mpiexec
-            return Launch("mpi", size, _number(environment, rank), local, sign)
+            return Launch("mpi", size, _number(environment, rank), *_on_this_node(environment, size), sign)
     return None
 
 
@@ -99,13 +101,39 @@ def _by_slurm(environment: Mapping[str, str]) -> bool:
     return environment.get("PMIX_NAMESPACE", "").startswith("slurm.")
 
 
+def _on_this_node(environment: Mapping[str, str], size: int | None) -> tuple[int | None, int | None]:
+    """This process's number among the ranks of its node, and how many these are, as far as a launcher says it.
+
+    What Slurm says is taken where the tasks of its step are the ranks: they are not those of an mpiexec in its shell.
+    """
+    if "MPI_LOCALNRANKS" in environment:  # MPICH's mpiexec
+        return _number(environment, "MPI_LOCALRANKID"), _number(environment, "MPI_LOCALNRANKS")
+    counts = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = _number(environment, "SLURM_NODEID")
+    if node is None or node >= len(counts) or sum(counts) != size:
+        return None, None
+    return _number(environment, "SLURM_LOCALID"), counts[node]
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Slurm's numbers of tasks, node by node; none where the text is something else.
+
+    >>> _tasks_per_node("32(x2),16")
+    [32, 32, 16]
+    """
+    parts = [re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,6})\))?", part) for part in text.split(",")]
+    if not all(parts):
+        return []
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
+
+
 def _msrun(environment: Mapping[str, str]) -> Launch:
     size = _number(environment, "MS_WORKER_NUM")
     if environment.get("MS_ROLE") == "MS_SCHED":
         return Launch("msrun-scheduler", size, sign="MS_ROLE")
     # Where msrun leaves the numbering to the cluster, workers beside the scheduler inherit its RANK_ID of 0.
     rank = _number(environment, "MS_NODE_ID" if "MS_NODE_ID" in environment else "RANK_ID")
-    return Launch("msrun", size, rank, _number(environment, "DEVICE_ID"), "MS_WORKER_NUM")
+    return Launch("msrun", size, rank, _number(environment, "DEVICE_ID"), sign="MS_WORKER_NUM")
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

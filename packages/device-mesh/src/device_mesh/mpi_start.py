@@ -27,23 +27,25 @@ def start(launch: Launch | None) -> None:
         return
     shared_memory.leave_to_mpich(os.environ)
     if launch is not None and launch.kind == "mpi":
-        _check_memory(launch)
+        check_memory(launch)
     if launch is not None and launch.sign == PMIX:
         _start_under_pmix(launch)
 
 
-def _check_memory(launch: Launch) -> None:
-    """All ranks of a machine look before any of them begins to use memory; the first raises, the others end with it."""
-    here = os.environ.get("MPI_LOCALNRANKS", "")
+def check_memory(launch: Launch) -> None:
+    """All ranks of a machine look before any of them begins to use memory; the first raises, the others end with it.
+
+    Where no launcher says how many ranks this machine has, nobody looks: the job's may be on several machines.
+    """
     try:
-        shared_memory.check(int(here) if here.isdecimal() else launch.size or 1)
+        shared_memory.check(launch.local_size or 1)
     except LaunchError:
         if launch.local_rank or (launch.local_rank is None and launch.rank):
             time.sleep(_KILL_SECONDS)
             sys.exit(2)
         atexit.register(_end_job)
         raise
-    if here:
+    if "MPI_LOCALNRANKS" in os.environ:
         _meet()
 
 
