@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from device_mesh import LaunchError, secret
+from device_mesh.msrun_scheduler import schedule
 from device_mesh.secret import proof, proves, read_token
 
 TOKEN = "0123456789abcdef-of-this-job"
@@ -78,6 +79,23 @@ def test_files_that_are_refused(tmp_path: Path, spoil: Callable[[Path], object],
 def test_a_variable_that_is_too_short() -> None:
     with pytest.raises(LaunchError, match="in DEVICE_MESH_TOKEN has 0 characters"):
         read_token({"DEVICE_MESH_TOKEN": ""})
+
+
+WRONG = {
+    "DEVICE_MESH_TOKEN_FILE": ("~nobodyxx/t", "DEVICE_MESH_TOKEN_FILE names the file ~nobodyxx/t, and ~ leads nowhere"),
+    "DEVICE_MESH_TOKEN": ("\udcff" * 20, "token in DEVICE_MESH_TOKEN is no text in UTF-8: openssl rand"),
+}
+
+
+@pytest.mark.parametrize("variable", WRONG)
+def test_variables_that_lead_nowhere_are_errors_in_words(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In workers, and in the scheduler, which prints them."""
+    value, said = WRONG[variable]
+    with pytest.raises(LaunchError, match=said):
+        read_token({variable: value})
+    scheduler = {"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "1"}
+    assert schedule(scheduler | {variable: value}) == 2
+    assert said in capsys.readouterr().out
 
 
 def test_proofs() -> None:

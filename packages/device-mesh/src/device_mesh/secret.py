@@ -32,12 +32,11 @@ def read_token(environment: Mapping[str, str] = os.environ) -> bytes:
     `~/.local/state/device-mesh/token`, which is made with a random one when it is first needed. Processes of one user
     on one machine, or with one home folder, so have the same without doing anything.
 
-    Raises LaunchError for a token that is too short, and for a file that is missing or that others can read.
+    Raises LaunchError for a token that is too short or no text, and for a file that is missing or that others can read.
     """
     if VARIABLE in environment:
         return _checked(environment[VARIABLE], VARIABLE)
-    named = environment.get(FILE_VARIABLE)
-    path = Path(named).expanduser() if named else _own_file(environment)
+    path = _named(environment[FILE_VARIABLE]) if environment.get(FILE_VARIABLE) else _own_file(environment)
     try:
         found = path.stat()
         text = path.read_text(encoding="utf-8")
@@ -68,7 +67,19 @@ def _checked(text: str, where: str) -> bytes:
             f"the job's token in {where} has {len(token)} characters, and {_LEAST_CHARACTERS} are the least: "
             "openssl rand -hex 32 makes a good one"
         )
-    return token.encode()
+    try:
+        return token.encode()
+    except UnicodeEncodeError as error:
+        raise LaunchError(
+            f"the job's token in {where} is no text in UTF-8: openssl rand -hex 32 makes a good one"
+        ) from error
+
+
+def _named(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise LaunchError(f"{FILE_VARIABLE} names the file {text}, and ~ leads nowhere ({error}): {_HOW}") from error
 
 
 def _own_file(environment: Mapping[str, str]) -> Path:
