@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -50,6 +51,51 @@ def test_where_there_is_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read_token(environment)
 
 
+def test_a_file_at_home_that_belongs_to_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that mounts a home folder of another user: the folder for temporary files serves."""
+    monkeypatch.setattr(secret.tempfile, "gettempdir", lambda: str(tmp_path))
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    at_home = read_token(environment)
+    path = tmp_path / "device-mesh" / "token"
+    before = path.read_bytes()
+    stat_of = Path.stat
+
+    def of_another(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        kept = stat_of(self, follow_symlinks=follow_symlinks)
+        owner = os.getuid() + 1000 if self == path else kept.st_uid
+        return os.stat_result([*kept[:4], owner, *kept[5:]])
+
+    monkeypatch.setattr(Path, "stat", of_another)
+    token = read_token(environment)
+    assert token != at_home
+    assert token == read_token(environment)
+    assert path.read_bytes() == before
+    with pytest.raises(LaunchError) as error:
+        read_token({"DEVICE_MESH_TOKEN_FILE": str(path)})
+    for words in (f"belongs to user {os.getuid() + 1000}", "set DEVICE_MESH_TOKEN to the same random text"):
+        assert words in str(error.value)
+    assert "open to others" not in str(error.value)
+
+
+def test_a_home_without_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that shows all files as open to all, such as CIFS: nothing is left there."""
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(secret.tempfile, "gettempdir", lambda: str(temporary))
+    found = os.fstat
+
+    def without_modes(descriptor: int) -> os.stat_result:
+        kept = found(descriptor)
+        at_home = os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(home))
+        return os.stat_result([kept.st_mode | 0o755 if at_home else kept.st_mode, *kept[1:]])
+
+    monkeypatch.setattr(secret.os, "fstat", without_modes)
+    environment = {"XDG_STATE_HOME": str(home)}
+    assert read_token(environment) == read_token(environment)
+    assert [path for path in home.rglob("*") if path.is_file()] == []
+    assert (temporary / f"device-mesh-{os.getuid()}" / "token").is_file()
+
+
 def test_variable_and_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{TOKEN} of the file\n", encoding="utf-8")
@@ -61,7 +107,7 @@ def test_variable_and_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda path: path.chmod(0o644), r"is open to others \(mode 0644, owner \d+\): chmod 600"),
+        (lambda path: path.chmod(0o644), r"is open to others \(mode 0644\): chmod 600 it. Or set DEVICE_MESH_TOKEN to"),
         (lambda path: path.unlink(), "cannot be read .*No such file.* set DEVICE_MESH_TOKEN to the same random text"),
         (lambda path: path.write_text("short\n"), "has 5 characters, and 16 are the least: openssl rand"),
         (lambda path: path.write_bytes(b"\xff" * 40), "cannot be read"),
@@ -81,17 +127,20 @@ def test_a_variable_that_is_too_short() -> None:
         read_token({"DEVICE_MESH_TOKEN": ""})
 
 
-WRONG = {
-    "DEVICE_MESH_TOKEN_FILE": ("~nobodyxx/t", "DEVICE_MESH_TOKEN_FILE names the file ~nobodyxx/t, and ~ leads nowhere"),
-    "DEVICE_MESH_TOKEN": ("\udcff" * 20, "token in DEVICE_MESH_TOKEN is no text in UTF-8: openssl rand"),
-}
-
-
-@pytest.mark.parametrize("variable", WRONG)
-def test_variables_that_lead_nowhere_are_errors_in_words(variable: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("DEVICE_MESH_TOKEN_FILE", "~nobodyxx/t", "names the file ~nobodyxx/t, and ~ leads nowhere"),
+        ("DEVICE_MESH_TOKEN_FILE", "~nobody\udcff/t", "names the file ~nobody\\udcff/t, and ~ leads nowhere"),
+        ("DEVICE_MESH_TOKEN_FILE", "/no/\udcff", "the file /no/\\udcff for the job's token cannot be read"),
+        ("DEVICE_MESH_TOKEN", "\udcff" * 20, "token in DEVICE_MESH_TOKEN is no text in UTF-8: openssl rand"),
+    ],
+)
+def test_variables_that_lead_nowhere_are_errors_in_words(
+    variable: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In workers, and in the scheduler, which prints them."""
-    value, said = WRONG[variable]
-    with pytest.raises(LaunchError, match=said):
+    with pytest.raises(LaunchError, match=re.escape(said)):
         read_token({variable: value})
     scheduler = {"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "1"}
     assert schedule(scheduler | {variable: value}) == 2

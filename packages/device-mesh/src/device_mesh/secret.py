@@ -30,24 +30,23 @@ def read_token(environment: Mapping[str, str] = os.environ) -> bytes:
 
     It is in DEVICE_MESH_TOKEN, or in the file that DEVICE_MESH_TOKEN_FILE names, or in
     `~/.local/state/device-mesh/token`, which is made with a random one when it is first needed. Processes of one user
-    on one machine, or with one home folder, so have the same without doing anything.
+    on one machine, or with one home folder, so have the same without doing anything. Where the file at home belongs to
+    another user, or could be read by others as soon as it is made, a file in the folder for temporary files serves.
 
     Raises LaunchError for a token that is too short or no text, and for a file that is missing or that others can read.
     """
     if VARIABLE in environment:
         return _checked(environment[VARIABLE], VARIABLE)
     path = _named(environment[FILE_VARIABLE]) if environment.get(FILE_VARIABLE) else _own_file(environment)
+    shown = _shown(str(path))
     try:
-        found = path.stat()
+        problem = _problem(path.stat())
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"the file {path} for the job's token cannot be read ({error}): {_HOW}") from error
-    if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid not in (os.getuid(), 0):
-        raise LaunchError(
-            f"the file {path} with the job's token is open to others (mode {stat.S_IMODE(found.st_mode):04o}, owner "
-            f"{found.st_uid}): chmod 600 {path}, and own it"
-        )
-    return _checked(text, str(path))
+        raise LaunchError(f"the file {shown} for the job's token cannot be read ({error}): {_HOW}") from error
+    if problem:
+        raise LaunchError(f"the file {shown} with the job's token {problem}. Or {_HOW}")
+    return _checked(text, shown)
 
 
 def proof(token: bytes, *said: str) -> str:
@@ -79,14 +78,33 @@ def _named(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise LaunchError(f"{FILE_VARIABLE} names the file {text}, and ~ leads nowhere ({error}): {_HOW}") from error
+        raise LaunchError(f"{FILE_VARIABLE} names the file {_shown(text)}, and ~ leads nowhere: {_HOW}") from error
+
+
+def _shown(text: str) -> str:
+    """A path as any terminal can show it."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _problem(found: os.stat_result) -> str:
+    """Why a file is no place for the token of this user, and what would help; empty for one that is."""
+    mode = stat.S_IMODE(found.st_mode)
+    if _is_of_others(found):
+        return f"belongs to user {found.st_uid}, and this process is of user {os.getuid()}: chown {os.getuid()} it"
+    return f"is open to others (mode {mode:04o}): chmod 600 it" if mode & 0o077 else ""
+
+
+def _is_of_others(found: os.stat_result) -> bool:
+    return found.st_uid not in (os.getuid(), 0)
 
 
 def _own_file(environment: Mapping[str, str]) -> Path:
-    """The file of this user, made if it is not there; in the folder for temporary files where there is no home."""
+    """The file of this user, made if it is not there; in the folder for temporary files where home cannot keep it."""
     with suppress(OSError, RuntimeError):
         state = environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return _made(Path(state, "device-mesh", "token"))
+        path = _made(Path(state, "device-mesh", "token"))
+        if not (path.exists() and _is_of_others(path.stat())):
+            return path
     folder = Path(tempfile.gettempdir(), f"device-mesh-{os.getuid()}")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -99,14 +117,20 @@ def _own_file(environment: Mapping[str, str]) -> Path:
 
 
 def _made(path: Path) -> Path:
-    """The path of a file that holds a token as soon as it is there, whoever of several processes makes it."""
+    """The path of a file that holds a token as soon as it is there, whoever of several processes makes it.
+
+    Raises OSError where it cannot be made, or where the file system does not keep it to this user.
+    """
     if path.exists():
         return path
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(f"{secrets.token_hex(32)}\n")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            if problem := _problem(os.fstat(descriptor)):
+                raise PermissionError(f"a new file in {path.parent} {problem}")
+            file.write(f"{secrets.token_hex(32)}\n")
         with suppress(FileExistsError):
             os.link(draft, path)
     finally:
