@@ -13,7 +13,7 @@ import pytest
 from device_mesh import greeting
 from device_mesh.pmi import parse
 from device_mesh.secret import proof
-from rendezvous_job import TOKEN, Client, Job
+from rendezvous_job import SECONDS, TOKEN, Client, Job
 
 
 def finished(job: Job, ranks: list[Client]) -> None:
@@ -90,7 +90,6 @@ def garbage(job: Job) -> None:
 def _hung_up(stranger: Client) -> bool:
     """Whether the server ends the connection, without having taken the stranger in."""
     told = b""
-    stranger.socket.settimeout(5.0)
     try:
         while more := stranger.socket.recv(4096):
             told += more
@@ -163,7 +162,7 @@ def test_schedulers_that_wait_for_the_end_are_not_more_than_ranks() -> None:
         waiting = [job.client() for _ in range(5)]
         assert [client.greet("cmd=observe size=3")["rc"] for client in waiting] == ["0", "0", "0", "1", "1"]
         waiting[0].close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + SECONDS
         while job.client().greet("cmd=observe size=3")["rc"] != "0":
             assert time.monotonic() < deadline
         finished(job, job.ranks())
@@ -172,7 +171,7 @@ def test_schedulers_that_wait_for_the_end_are_not_more_than_ranks() -> None:
 @pytest.mark.parametrize("answer", [b"cmd=initack rc=0\n", b"cmd=initack rc=0 proof=00\n", b"220 mail ready\n"])
 def test_a_stranger_in_the_place_of_the_server_is_not_believed(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = Client(socket.create_connection(listener.getsockname(), timeout=5.0))
+        client = Client(socket.create_connection(listener.getsockname(), timeout=SECONDS))
         stranger, _ = listener.accept()
         with stranger:
             stranger.sendall(b"cmd=challenge nonce=00\n" + answer)
@@ -183,7 +182,7 @@ def test_a_stranger_in_the_place_of_the_server_is_not_believed(answer: bytes) ->
 
 def test_a_server_that_hangs_up_before_it_answers_is_asked_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = Client(socket.create_connection(listener.getsockname(), timeout=5.0))
+        client = Client(socket.create_connection(listener.getsockname(), timeout=SECONDS))
         listener.accept()[0].close()
         with pytest.raises(greeting.TurnedAway):
             client.greet("cmd=initack pmiid=0 size=3")
