@@ -6,19 +6,23 @@ Small folders are mounted over /dev/shm in a mount namespace, which no other pro
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
 from device_mesh import Launch, LaunchError, mpi_start, shared_memory
 from device_mesh.shared_memory import check, needed_bytes
+from device_mesh.variables import for_own_mpiexec
 
 BIN = Path(sys.executable).parent
+SECONDS = 120.0
 SHM = Path("/dev/shm")
 CELLS = "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_NUM_CELLS"
 CELL_SIZE = "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_CELL_SIZE"
@@ -128,17 +132,36 @@ def in_namespace(mount: str, command: Sequence[str | Path]) -> subprocess.Comple
     probe = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", SHM], check=False, capture_output=True)
     if probe.returncode:
         pytest.skip(f"needs root, to mount another /dev/shm in a namespace: {probe.stderr.decode().strip()}")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
+    isolated = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *map(str, command)]
+    with started(isolated, cwd=Path(str(command[-1])).parent) as job:
+        stdout, stderr = job.communicate()
+    return subprocess.CompletedProcess(isolated, job.returncode, stdout, stderr)
+
+
+@contextmanager
+def started(command: list[str], cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A launcher, told to start its ranks on this machine; it is killed with them after a while, and at the end."""
+    environment = for_own_mpiexec(os.environ)
     environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3"}
-    return subprocess.run(
-        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *map(str, command)],
-        env=environment,
-        cwd=Path(str(command[-1])).parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, cwd=cwd, text=True, start_new_session=True, **pipes) as job:
+        timer = Timer(SECONDS, _end, [job])
+        timer.start()
+        try:
+            yield job
+        finally:
+            timer.cancel()
+            _end(job)
+
+
+def _end(job: subprocess.Popen[str]) -> None:
+    """mpiexec ends its ranks, which are no members of its group, when it is asked to; some launchers do not listen."""
+    with suppress(ProcessLookupError):
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                job.wait(5)
+        os.killpg(job.pid, signal.SIGKILL)
 
 
 SMALL = "mount -t tmpfs -o size={} tmpfs /dev/shm"
@@ -199,13 +222,27 @@ def _is_mapped(path: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_that_are_killed_leave_nothing(script: Path, ranks: int) -> None:
-    """PUB2-LAUNCH-04: mpiexec and its ranks, all by SIGKILL."""
+OF_SLURM = {
+    "HYDRA_LAUNCHER": "slurm",
+    "SLURM_JOB_ID": "1",
+    "SLURM_NNODES": "2",
+    "SLURM_NODELIST": "a[1-2]",
+    "SLURM_JOB_NODELIST": "a[1-2]",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+}
+
+
+@pytest.mark.parametrize(("ranks", "variables"), [(1, OF_SLURM), (2, {})])
+def test_ranks_that_are_killed_leave_nothing(
+    script: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, variables: dict[str, str]
+) -> None:
+    """PUB2-LAUNCH-04: mpiexec and its ranks, all by SIGKILL; a batch system's variables change nothing."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     script.write_text(PROGRAM + "time.sleep(60)\n", encoding="utf-8")
     before = set(SHM.glob("mpich_*"))
     command = [str(BIN / "mpiexec"), "-n", str(ranks), sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as job:
+    with started(command) as job:
         assert job.stdout is not None
         assert {job.stdout.readline() for _ in range(ranks)} == {f"rank {rank} of {ranks}\n" for rank in range(ranks)}
         time.sleep(0.5)  # past the barrier
@@ -221,8 +258,8 @@ def test_one_rank_of_mpi_leaves_nothing_either(script: Path) -> None:
     """`connect("mpi")` without a launcher, which starts MPI."""
     before = set(SHM.glob("mpich_*"))
     program = "import os; from device_mesh import connect; connect('mpi'); os.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
-    assert done.returncode == -9
+    with started([sys.executable, "-c", program]) as job:
+        assert job.wait() == -9
     assert left_since(before) == set()
 
 
