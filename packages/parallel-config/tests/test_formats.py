@@ -107,6 +107,7 @@ def test_the_model_is_refused_before_faults_of_yaml_and_of_other_fields() -> Non
 
 
 def test_another_spelling_of_a_model_is_not_replaced_but_named() -> None:
+    assert "Did you mean qwen3_moe?" in only_problem("model: {model_type: qwen3_mo}").suggestion
     assert "Did you mean deepseek_v3?" in only_problem("model: {model_type: DeepseekV3}").suggestion
     assert model_type_of("Qwen3-MoE") == "qwen3_moe"
     assert [model_type_of(name) for name in ("deepseek_v4", "qwen2", "glm4_moe", "")] == [None] * 4

@@ -12,6 +12,7 @@ from parallel_config import Document, plan, read
 from parallel_config.cli import main
 from parallel_config.loading import examine
 from parallel_config.migrate import HuggingFace, Kind, Migration, migrate
+from parallel_config.migrate.memory import _dealt_out
 from parallel_config.paths import as_keys, with_value, without
 
 FOLDER = Path(__file__).parent / "data" / "graph_mode"
@@ -453,3 +454,42 @@ def test_the_command_reads_the_models_own_configuration(tmp_path: Path, capsys: 
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert main(["migrate", lora, "--steps", "12", "--hf-config", str(tmp_path)]) == 2
     assert "llama names a model that does not exist here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 2])
+@pytest.mark.parametrize("field", ["decay_ratio", "warmup_ratio"])
+def test_a_share_that_is_none_is_refused(field: str, value: float) -> None:
+    found = migrate(edited("qwen3", **{f"lr_schedule__{field}": value, "lr_schedule__total_steps": 5}))
+    assert any(problem.path == f"lr_schedule.{field}" for problem in found.refused)
+
+
+def test_layers_beyond_any_model_are_dealt_out_at_once() -> None:
+    """In turns: of 4 layers the first of two chunks that hold 1 and 5 gets 1, the second 3."""
+    assert _dealt_out([4], {(0, 0): 1, (1, 0): 5}, 2) == {(0, 0): 1, (1, 0): 3}
+    assert _dealt_out([5, 0], {(0, 0): 3, (1, 0): 3, (0, 1): 3, (1, 1): 3}, 2) == {
+        (0, 0): 3, (1, 0): 2, (0, 1): 0, (1, 1): 0,
+    }  # fmt: skip
+    many = 50_000_000
+    assert _dealt_out([many + 1], {(0, 0): many, (1, 0): many}, 2) == {(0, 0): many // 2 + 1, (1, 0): many // 2}
+
+
+def test_a_folder_of_the_model_that_is_empty_text_is_none() -> None:
+    assert not migrate(edited("qwen3", pretrained_model_dir="")).refused
+
+
+def test_a_home_folder_is_read_for_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "config.json").write_text(json.dumps(TINY.values), encoding="utf-8")
+    path = tmp_path / "old.yaml"
+    path.write_text((FOLDER / "lora.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    values = dict(read(path.read_text(encoding="utf-8"), "old.yaml").values) | {"pretrained_model_dir": "~/w"}
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert main(["migrate", str(path), "--steps", "12", "--output", str(tmp_path / "new.yaml")]) == 0
+
+
+def test_a_key_with_a_dot_is_listed_and_not_carried() -> None:
+    config: Any = dict(old("qwen3").values["train_dataset"]["data_loader"]["config"]) | {"a": 1, "a.b": 2}
+    found = migrate(edited("qwen3", train_dataset__data_loader__config=config))
+    assert not found.refused
+    assert any(item.path.endswith("a.b") for item in found.left)

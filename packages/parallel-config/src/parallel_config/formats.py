@@ -203,7 +203,9 @@ def _place(document: Document, path: str) -> str:
 
 
 def _the_models(name: str) -> str:
-    meant = model_type_of(name)
+    meant = model_type_of(name) or most_alike(name, MODELS, at_least=_PROBABLY_MEANT)
+    if meant and re.findall(r"\d+", meant) != re.findall(r"\d+", name):
+        meant = None  # deepseek_v4 is another model, not a misspelt one
     return f"The models are {', '.join(MODELS[:-1])} and {MODELS[-1]}." + (f" Did you mean {meant}?" if meant else "")
 
 

@@ -6,10 +6,11 @@ import argparse
 import json
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from parallel_config.document import Document
-from parallel_config.home import path_argument
+from parallel_config.home import expand_home, path_argument
 from parallel_config.loading import read_file
 from parallel_config.migrate.conversion import Migration, migrate
 from parallel_config.migrate.draft import Kind
@@ -75,6 +76,8 @@ def _wrong_arguments(arguments: argparse.Namespace) -> list[Problem]:
 def _config_json(named: Path | None, document: Document) -> tuple[HuggingFace | None, Problem | None]:
     """The model's config.json: the one that is named, else that in pretrained_model_dir if it is there."""
     folder = document.values.get("pretrained_model_dir")
+    with suppress(ValueError):  # a folder that cannot be meant is not there, and is refused for that
+        folder = expand_home(folder) if isinstance(folder, str) else folder
     if named is None and not (isinstance(folder, str) and folder and Path(folder, "config.json").is_file()):
         return None, None
     path = named or Path(str(folder))

@@ -133,7 +133,7 @@ def _model_type(draft: Draft, completing: HuggingFace | None) -> str | None:
             draft.refuse(SECTION, f"is completed by {completing.name}, which names no model_type", "Name another file.")
         return completed.model_type if completed is not None else None
     named = named_model(draft.old)
-    if draft.has("pretrained_model_dir"):
+    if draft.get("pretrained_model_dir"):
         rule = "holds the config.json with the rest of the model's sizes, which is not here"
         draft.refuse("pretrained_model_dir", rule, "Say where that file is: --hf-config PATH.")
     elif named is None or not named.path.startswith(SECTION):

@@ -6,7 +6,7 @@ has where the file does not say), pynative/config/config.py (`TrainDatasetConfig
 
 from __future__ import annotations
 
-from parallel_config.migrate.draft import Draft
+from parallel_config.migrate.draft import Draft, Kind
 from parallel_config.rules.dataset import GPT_COLUMNS
 
 _SECTION = "train_dataset"
@@ -23,10 +23,12 @@ def data(draft: Draft) -> None:
     for path in draft.keys(_LOADER):
         name = path.removeprefix(f"{_LOADER}.")
         if name == "config" and draft.keys(path):
-            for inner in draft.keys(path):
-                draft.carry(
-                    inner, f"train_dataset.dataloader.config.{inner.removeprefix(f'{path}.')}", draft.get(inner)
-                )
+            fields = {inner.removeprefix(f"{path}."): inner for inner in draft.keys(path)}
+            for field, inner in sorted(fields.items(), key=lambda item: "." not in item[0]):
+                if "." in field:
+                    draft.leave(inner, "no loader has a field with a dot in its name", Kind.TRAINED)
+                else:
+                    draft.carry(inner, f"train_dataset.dataloader.config.{field}", draft.get(inner))
         elif name not in _ONLY_GRAPH and draft.has(path):
             draft.carry(path, f"train_dataset.dataloader.{name}", draft.get(path))
     worker = f"{_SECTION}.python_multiprocessing"

@@ -97,11 +97,14 @@ def _dealt_out(
     counts: dict[tuple[int, int], int | None] = {}
     for stage, item in enumerate(value):
         total = _count(item, sum(lengths[chunk, stage] for chunk in range(chunks)))
-        given = [0] * chunks
-        while total is not None and sum(given) < total:
-            for chunk in range(chunks):
-                if given[chunk] < lengths[chunk, stage] and sum(given) < total:
-                    given[chunk] += 1
+        given, left = [0] * chunks, total or 0
+        while left:
+            room = [chunk for chunk in range(chunks) if given[chunk] < lengths[chunk, stage]]
+            # As many rounds at once as nobody's room ends in; the last one goes to the first chunks alone.
+            rounds = max(1, min(left // len(room), *(lengths[chunk, stage] - given[chunk] for chunk in room)))
+            for chunk in room:
+                dealt = min(rounds, left)
+                given[chunk], left = given[chunk] + dealt, left - dealt
         for chunk in range(chunks):
             counts[chunk, stage] = None if total is None else given[chunk]
     return counts

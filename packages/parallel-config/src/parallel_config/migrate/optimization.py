@@ -93,7 +93,7 @@ def _lengths(draft: Draft, section: str, kind: str, steps: int) -> None:
     total = steps if total == -1 or not isinstance(total, int) else total
     for ratio, name in _RATIOS:
         path = f"{section}.{ratio}"
-        if isinstance(draft.get(path), (int, float)):
+        if _is_share(draft, path):
             draft.carry(path, f"lr_scheduler.{name}", int(total * draft.get(path)), f"{ratio} of {total} steps")
     share = draft.get(ratio_path)
     if share is None:
@@ -111,11 +111,22 @@ def _lengths(draft: Draft, section: str, kind: str, steps: int) -> None:
 
 
 def _warm_up(draft: Draft, path: str, share: Any, total: int, steps: int) -> None:
-    if total == steps or not isinstance(share, (int, float)):
+    if total == steps or not _is_share(draft, path):
         draft.carry(path, "lr_scheduler.warmup_ratio", share)
     else:
         how = f"warmup_ratio {share} of total_steps {total}"
         draft.carry(path, "lr_scheduler.warmup_steps", int(total * share), how)
+
+
+def _is_share(draft: Draft, path: str) -> bool:
+    """Whether a number is there, which is refused where it is no share of the steps."""
+    value = draft.get(path)
+    if not isinstance(value, (int, float)):
+        return False
+    if 0 <= value <= 1:
+        return True
+    draft.refuse(path, "must be a share of the steps, from 0 to 1", "Mend the old file first.")
+    return False
 
 
 def _groups(draft: Draft) -> None:
