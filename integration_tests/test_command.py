@@ -393,5 +393,5 @@ def test_an_update_that_overflows_on_one_rank_ends_the_run_and_is_never_saved(
     assert done.returncode not in (0, None)
     assert done.stderr.count("made weights that are not finite") == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert [path.name for path in (tmp_path / "ck").iterdir() if path.name != ".lock"] == []
+    assert {path.name for path in (tmp_path / "ck").iterdir()} <= {".lock", ".run"}
     assert not (tmp_path / "out").exists(), "no step was made"

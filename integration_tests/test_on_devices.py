@@ -44,7 +44,7 @@ def test_a_wrong_number_in_the_last_step_is_said_and_fails(
 ) -> None:
     right = [{"loss": 4.0, "grad_norm": 0.3}, {"loss": 3.9, "grad_norm": 0.4}]
     wrong = [*right[:-1], right[-1] | {name: right[-1][name] * factor}]
-    monkeypatch.setattr(on_devices, "alone", lambda file: right)
+    monkeypatch.setattr(on_devices, "alone", lambda file, world: right)
     monkeypatch.setattr(on_devices, "together", lambda file, world, device, engine: wrong)
     assert main(on_cpu(SHARDED)) == 1
     ((_, _, verdict, _),) = LINE.findall(capfd.readouterr().out)
@@ -61,7 +61,7 @@ def test_a_launch_that_fails_is_shown_and_the_next_plan_is_trained(
             return subprocess.CompletedProcess(program, 1, "", "worker 1: no memory")
         raise subprocess.TimeoutExpired(program, seconds)
 
-    monkeypatch.setattr(on_devices, "alone", lambda file: [])
+    monkeypatch.setattr(on_devices, "alone", lambda file, world: [])
     monkeypatch.setattr(on_devices, "msrun", msrun)
     assert main(on_cpu(SHARDED, PIPELINE)) == 1
     printed = capfd.readouterr().out
@@ -88,7 +88,7 @@ def test_bfloat16_is_for_npus(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
         asked.append(load(file).model.compute_dtype)
         return [{"loss": 4.0 * 1.009, "grad_norm": 0.3 * 1.09}]
 
-    monkeypatch.setattr(on_devices, "alone", lambda file: steps)
+    monkeypatch.setattr(on_devices, "alone", lambda file, world: steps)
     monkeypatch.setattr(on_devices, "together", together)
     name = SHARDED.replace("float32", "bfloat16")
     arguments = ["--device", "ascend", "--world-size", "2", "--cases", f"^{name}$"]
@@ -110,7 +110,7 @@ def test_hyperparallel_trains_on_npus_what_it_takes(
         launched.append(program)
         raise subprocess.TimeoutExpired(program, seconds)
 
-    monkeypatch.setattr(on_devices, "alone", lambda file: [])
+    monkeypatch.setattr(on_devices, "alone", lambda file, world: [])
     monkeypatch.setattr(on_devices, "msrun", msrun)
     names = f"^({SHARDED}|1x1x2x1-colossal-zigzag-sum-default-acc3-float32-untied-kv8-padded)$"
     on_npus = ["--device", "ascend", "--world-size", "2", "--engine", "hyperparallel"]
@@ -178,9 +178,9 @@ def test_limits_on_ascend_have_room_for_attention_in_bfloat16(
     file = tmp_path / "plan.yaml"
     (case,) = drawn(8, DEEPSEEK)
     file.write_text(case.yaml(corpora), encoding="utf-8")
-    exact = on_devices.alone(file)
+    exact = on_devices.alone(file, 1)
     monkeypatch.setattr(mask_compression.mindspore, "attention", rounded_attention)
-    rounded = on_devices.alone(file)
+    rounded = on_devices.alone(file, 1)
     cpu, ascend = ALLOWED["cpu"], ALLOWED["ascend"]
     assert cpu.loss < difference(exact, rounded, LOSSES) < ascend.loss / 2
     assert cpu.grad_norm < difference(exact, rounded, ("grad_norm",)) < ascend.grad_norm / 2
