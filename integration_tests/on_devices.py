@@ -38,7 +38,7 @@ from parallel_trainer.job import prepare
 from parallel_trainer.trace import on_one_rank
 
 TARGETS = {"cpu": "CPU", "ascend": "Ascend"}
-ALLOWED = {"cpu": TOLERANCES["float32"], "ascend": Tolerance(loss=4e-3, grad_norm=4e-2, weights=None)}
+ALLOWED = {"cpu": TOLERANCES["float32"], "ascend": Tolerance(loss=2e-3, grad_norm=2e-2, weights=None)}
 """Largest relative differences by device. On NPUs attention rounds to bfloat16, which alone may need half of this room
 (`test_on_devices.py`)."""
 ROUNDED = Tolerance(loss=1e-2, grad_norm=1e-1, weights=None)

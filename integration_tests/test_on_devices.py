@@ -13,6 +13,7 @@ import numpy as np
 import on_devices
 import pytest
 from cases import CASES, SCENARIOS, WORLDS
+from memory_checks import even_routing
 from on_devices import ALLOWED, LOSSES, Steps, difference, drawn, main
 from parallel_config import load, loads
 from parallel_trainer.job import Device, prepare
@@ -151,7 +152,10 @@ def test_scenarios_are_float32_and_cut_to_three_steps(corpora: dict[str, str]) -
 def test_limits_on_ascend_have_room_for_attention_in_bfloat16(
     tmp_path: Path, corpora: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounded on one rank, going in and coming out, forward and backward: less than half of the limits."""
+    """Rounded on one rank, going in and coming out, forward and backward: less than half of the limits.
+
+    Experts are chosen in turn: what rounding does alone, and not what a token does that it sends elsewhere.
+    """
     import mask_compression.mindspore
     from mindspore import Tensor
     from mindspore.common import _Function
@@ -178,9 +182,10 @@ def test_limits_on_ascend_have_room_for_attention_in_bfloat16(
     file = tmp_path / "plan.yaml"
     (case,) = drawn(8, DEEPSEEK)
     file.write_text(case.yaml(corpora), encoding="utf-8")
-    exact = on_devices.alone(file, 1)
-    monkeypatch.setattr(mask_compression.mindspore, "attention", rounded_attention)
-    rounded = on_devices.alone(file, 1)
+    with even_routing():  # a choice of experts that rounding turns moves the numbers further than rounding itself
+        exact = on_devices.alone(file, 8)
+        monkeypatch.setattr(mask_compression.mindspore, "attention", rounded_attention)
+        rounded = on_devices.alone(file, 8)
     cpu, ascend = ALLOWED["cpu"], ALLOWED["ascend"]
     assert cpu.loss < difference(exact, rounded, LOSSES) < ascend.loss / 2
     assert cpu.grad_norm < difference(exact, rounded, ("grad_norm",)) < ascend.grad_norm / 2
