@@ -18,25 +18,12 @@ from types import MappingProxyType
 
 import psutil
 import pytest
+from small_runs import write
 from test_command import COMMAND, metrics, refused, running
 
 pytestmark = pytest.mark.timeout(300)
 
 SHM = Path("/dev/shm")
-FILE = """\
-training: {{steps: {steps}, global_batch_size: 4, local_batch_size: 1}}
-model: {{model_type: qwen3, architectures: Qwen3ForCausalLM, vocab_size: 64, seq_length: 16, hidden_size: 32,
-        intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8}}
-optimizer: {{type: AdamW}}
-lr_scheduler: {{type: ConstantWarmUpLR, learning_rate: 1.0e-3, warmup_steps: 0}}
-train_dataset:
-  dataloader:
-    type: BlendedMegatronDatasetDataLoader
-    datasets_type: GPTDataset
-    sizes: [12, 0, 0]
-    config: {{data_path: ['{corpus}'], split: "1, 0, 0", seq_length: 16, eod: 0,
-             create_attention_mask: false, create_compressed_eod_mask: false}}
-"""
 SLURM = {
     "SLURM_JOB_ID": "77",
     "SLURM_JOBID": "77",
@@ -50,9 +37,7 @@ THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def written(folder: Path, corpus: str, steps: int = 3) -> Path:
-    path = folder / "start.yaml"
-    path.write_text(FILE.format(steps=steps, corpus=corpus), encoding="utf-8")
-    return path
+    return write(folder / "start.yaml", steps=steps, corpus=corpus, samples=12, checkpoint="{enable_save: false}")
 
 
 def run(
